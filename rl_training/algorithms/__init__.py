@@ -1,0 +1,1 @@
+"""The algorithms: losses as pure functions, and agents that own networks and optimizers."""

@@ -1,0 +1,119 @@
+"""Deep Q-learning (Mnih et al., 2015) with double Q (van Hasselt et al., 2016): its loss, and the agent."""
+
+import copy
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from rl_training.algorithms.noise import NoiseBlocks, uniform
+from rl_training.algorithms.optimization import adam, gradient_step, move_towards
+from rl_training.config import DQNConfig, QLoss
+from rl_training.data.replay_buffer import Transitions
+from rl_training.networks.mlp import mlp
+from rl_training.seeding import derive_seed
+from rl_training.spaces import DiscreteActions, ObservationSpec
+
+
+def td_target(rewards: Tensor, terminated: Tensor, next_values: Tensor, gamma: float) -> Tensor:
+    """One-step target r + gamma V(s'), where a terminated state is worth nothing; a truncated one keeps its value."""
+    return rewards + gamma * (1.0 - terminated) * next_values
+
+
+def greedy_next_values(target_q: Tensor, online_q: Tensor | None) -> Tensor:
+    """Value [B] of the best next action, from action values [B, K].
+
+    With `online_q` the online network chooses the action and the target network values it (double Q, eq. 4).
+    """
+    if online_q is None:
+        return target_q.amax(-1)
+    return target_q.gather(-1, online_q.argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def q_loss(predictions: Tensor, targets: Tensor, kind: QLoss) -> Tensor:
+    """Mean penalty of the temporal-difference errors."""
+    if kind is QLoss.huber:
+        return F.smooth_l1_loss(predictions, targets)
+    return F.mse_loss(predictions, targets)
+
+
+class DQNAgent:
+    """Q-network, target network and optimizer."""
+
+    def __init__(
+        self,
+        config: DQNConfig,
+        observation: ObservationSpec,
+        actions: DiscreteActions,
+        *,
+        num_envs: int = 1,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        self.config, self.actions = config, actions
+        self.device = device or torch.device("cpu")
+        with torch.random.fork_rng():
+            torch.manual_seed(derive_seed(seed, "networks"))
+            network = mlp(observation.size, config.hidden_sizes, actions.count, config.activation)
+        self.q_network = network.to(self.device)
+        self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
+        self.optimizer = adam(self.q_network.parameters(), config.learning_rate)
+        # Two numbers per environment: whether to explore, and which random action to take then.
+        self.noise = NoiseBlocks(uniform, (2, num_envs), seed=derive_seed(seed, "exploration"))
+
+    def act(self, observations: NDArray[np.float32]) -> NDArray[Any]:
+        """Return the best action for each observation, as the environment takes it."""
+        return self.env_actions(self._greedy(observations))
+
+    def explore(self, observations: NDArray[np.float32], epsilon: float) -> NDArray[np.int64]:
+        """Return the best action for each environment, or a random one with probability epsilon."""
+        chance, choice = self.noise.next()
+        random_actions = (choice * self.actions.count).astype(np.int64)
+        exploring = chance < epsilon
+        if exploring.all():
+            return random_actions
+        return np.where(exploring, random_actions, self._greedy(observations))
+
+    def env_actions(self, actions: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return actions as the environment takes them: shifted to its first number."""
+        return actions + self.actions.start
+
+    @torch.inference_mode()
+    def _greedy(self, observations: NDArray[np.float32]) -> NDArray[np.int64]:
+        q_values = self.q_network(torch.from_numpy(observations).to(self.device))
+        return q_values.argmax(-1).cpu().numpy()  # type: ignore[no-any-return]
+
+    def update(self, batch: Transitions) -> dict[str, Tensor]:
+        """Take one gradient step on a batch; returns detached metrics."""
+        config = self.config
+        with torch.no_grad():
+            target_q = self.target_network(batch.next_observations)
+            online_q = self.q_network(batch.next_observations) if config.double_q else None
+            targets = td_target(batch.rewards, batch.terminated, greedy_next_values(target_q, online_q), config.gamma)
+        predictions = self.q_network(batch.observations).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
+        loss = q_loss(predictions, targets, config.loss)
+        gradient_step(loss, self.optimizer, config.max_grad_norm)
+        return {"loss/value": loss.detach(), "policy/q_value": predictions.detach().mean()}
+
+    def update_target(self) -> None:
+        """Move the target network towards the Q-network."""
+        move_towards(self.target_network, self.q_network, self.config.target_update_rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that changes while the agent learns."""
+        return {
+            "q_network": self.q_network.state_dict(),
+            "target_network": self.target_network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "noise": self.noise.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.q_network.load_state_dict(state["q_network"])
+        self.target_network.load_state_dict(state["target_network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.noise.load_state_dict(state["noise"])

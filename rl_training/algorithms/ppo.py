@@ -1,0 +1,148 @@
+"""Proximal policy optimisation (Schulman et al., 2017): its losses, and the agent that minimises them."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from rl_training.algorithms.noise import NoiseBlocks, gumbel, normal
+from rl_training.algorithms.optimization import adam, gradient_step, set_learning_rate
+from rl_training.config import PPOConfig
+from rl_training.data.rollout_buffer import RolloutBatch
+from rl_training.networks.actor_critic import ActorCritic
+from rl_training.seeding import derive_seed
+from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions, ObservationSpec
+
+
+def clipped_policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+    """Negative clipped surrogate objective (eq. 7); `log_ratio` is log pi_new(a|s) - log pi_old(a|s)."""
+    ratio = log_ratio.exp()
+    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    return -torch.minimum(ratio * advantages, clipped * advantages).mean()
+
+
+def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
+    """Half the mean squared error to the returns; with a clip range, the worse of the clipped and the free prediction."""
+    squared_error = (values - returns).square()
+    if clip_range is not None:
+        clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
+        squared_error = torch.maximum(squared_error, (clipped - returns).square())
+    return 0.5 * squared_error.mean()
+
+
+def approximate_kl(log_ratio: Tensor) -> Tensor:
+    """Low-variance estimate of KL(old || new) from samples of the old policy: E[(r - 1) - log r]."""
+    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+
+
+def standardized(advantages: Tensor) -> Tensor:
+    """Advantages with mean 0 and deviation 1; a single one becomes 0."""
+    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+
+
+def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
+    """Share of the variance of the returns that the values predict: 1 is perfect, 0 no better than a constant."""
+    return 1.0 - (returns - values).var(correction=0) / (returns.var(correction=0) + 1e-8)
+
+
+class PPOAgent:
+    """Actor, critic and optimizer."""
+
+    def __init__(
+        self,
+        config: PPOConfig,
+        observation: ObservationSpec,
+        actions: ActionSpec,
+        *,
+        num_envs: int = 1,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        self.config, self.actions = config, actions
+        self.device = device or torch.device("cpu")
+        with torch.random.fork_rng():
+            torch.manual_seed(derive_seed(seed, "networks"))
+            self.network = ActorCritic(config, observation, actions).to(self.device)
+        self.optimizer = adam(self.network.parameters(), config.learning_rate, eps=1e-5)
+        noise_seed = derive_seed(seed, "exploration")
+        if isinstance(actions, DiscreteActions):
+            self.noise = NoiseBlocks(gumbel, (num_envs, actions.count), seed=noise_seed)
+        else:
+            self.noise = NoiseBlocks(normal, (num_envs, actions.size), seed=noise_seed)
+
+    def act(self, observations: NDArray[np.float32]) -> NDArray[Any]:
+        """Return the most likely action for each observation, as the environment takes it."""
+        parameters = self._action_parameters(observations)
+        return self.env_actions(parameters.argmax(-1) if self.network.discrete else parameters)
+
+    def explore(self, observations: NDArray[np.float32]) -> NDArray[Any]:
+        """Sample an action of the current policy for each environment."""
+        parameters = self._action_parameters(observations)
+        noise = self.noise.next()
+        if self.network.discrete:
+            return (parameters + noise).argmax(-1)
+        std = np.exp(self.network.log_std.detach().cpu().numpy())
+        return parameters + std * noise
+
+    def env_actions(self, actions: NDArray[Any]) -> NDArray[Any]:
+        """Return actions as the environment takes them: shifted to its first number, or cut at its bounds."""
+        if isinstance(self.actions, ContinuousActions):
+            return np.clip(actions, self.actions.low, self.actions.high).astype(np.float32)
+        return actions + self.actions.start
+
+    @torch.inference_mode()
+    def _action_parameters(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
+        parameters = self.network.action_parameters(torch.from_numpy(observations).to(self.device))
+        return parameters.cpu().numpy()  # type: ignore[no-any-return]
+
+    @torch.no_grad()
+    def values(self, observations: Tensor) -> Tensor:
+        """Return state values [B] on the CPU."""
+        return self.network.values(observations.to(self.device)).cpu()
+
+    @torch.no_grad()
+    def log_probs(self, observations: Tensor, actions: Tensor) -> Tensor:
+        """Return the log-probability [B] of each action, on the CPU."""
+        log_probs, _ = self.network.log_probs_and_entropy(observations.to(self.device), actions.to(self.device))
+        return log_probs.cpu()
+
+    def update(self, batch: RolloutBatch, *, clip_range: float, learning_rate: float) -> dict[str, Tensor]:
+        """Take one gradient step on a minibatch; returns detached metrics."""
+        config = self.config
+        set_learning_rate(self.optimizer, learning_rate)
+        advantages = standardized(batch.advantages) if config.normalize_advantage else batch.advantages
+
+        log_probs, entropy = self.network.log_probs_and_entropy(batch.observations, batch.actions)
+        log_ratio = log_probs - batch.log_probs
+        policy_loss = clipped_policy_loss(log_ratio, advantages, clip_range)
+        critic_loss = value_loss(
+            self.network.values(batch.observations), batch.values, batch.returns, config.value_clip_range
+        )
+        mean_entropy = entropy.mean()
+        loss = policy_loss + config.value_coef * critic_loss - config.entropy_coef * mean_entropy
+        gradient_step(loss, self.optimizer, config.max_grad_norm)
+
+        with torch.no_grad():
+            return {
+                "loss/policy": policy_loss.detach(),
+                "loss/value": critic_loss.detach(),
+                "policy/entropy": mean_entropy.detach(),
+                "policy/kl": approximate_kl(log_ratio),
+                "policy/clip_fraction": ((log_ratio.exp() - 1.0).abs() > clip_range).float().mean(),
+            }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that changes while the agent learns."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "noise": self.noise.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.network.load_state_dict(state["network"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.noise.load_state_dict(state["noise"])

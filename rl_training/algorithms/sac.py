@@ -1,0 +1,161 @@
+"""Soft actor-critic with a learned temperature (Haarnoja et al., 2018): its losses, and the agent.
+
+Actions live in (-1, 1) here; `env_actions` scales them to the environment's bounds for stepping.
+"""
+
+import copy
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from rl_training.algorithms.noise import NoiseBlocks, normal, uniform
+from rl_training.algorithms.optimization import adam, gradient_step, move_towards
+from rl_training.config import SACConfig
+from rl_training.data.replay_buffer import Transitions
+from rl_training.networks.squashed_gaussian import SquashedGaussianActor
+from rl_training.networks.twin_critic import TwinCritic
+from rl_training.seeding import derive_seed
+from rl_training.spaces import ContinuousActions, ObservationSpec
+
+
+def soft_td_target(
+    rewards: Tensor, terminated: Tensor, next_q: Tensor, next_log_probs: Tensor, temperature: Tensor, gamma: float
+) -> Tensor:
+    """Soft Bellman target r + gamma (Q(s', a') - alpha log pi(a'|s')) (eqs. 2 and 3); nothing follows termination."""
+    return rewards + gamma * (1.0 - terminated) * (next_q - temperature * next_log_probs)
+
+
+def critic_loss(first_q: Tensor, second_q: Tensor, targets: Tensor) -> Tensor:
+    """Sum of both critics' half mean squared errors (eq. 5)."""
+    return 0.5 * (F.mse_loss(first_q, targets) + F.mse_loss(second_q, targets))
+
+
+def actor_loss(log_probs: Tensor, q_values: Tensor, temperature: Tensor) -> Tensor:
+    """Mean of alpha log pi(a|s) - Q(s, a) over reparametrised actions (eq. 7)."""
+    return (temperature * log_probs - q_values).mean()
+
+
+def temperature_loss(log_temperature: Tensor, log_probs: Tensor, target_entropy: float) -> Tensor:
+    """Raise the temperature while the entropy -log pi is below its target (eq. 18, in the log of alpha)."""
+    return -(log_temperature * (log_probs.detach() + target_entropy)).mean()
+
+
+class SACAgent:
+    """Actor, twin critics with targets, temperature, and their optimizers."""
+
+    def __init__(
+        self,
+        config: SACConfig,
+        observation: ObservationSpec,
+        actions: ContinuousActions,
+        *,
+        num_envs: int = 1,
+        seed: int = 0,
+        device: torch.device | None = None,
+    ) -> None:
+        self.config, self.actions = config, actions
+        self.device = device or torch.device("cpu")
+        with torch.random.fork_rng():
+            torch.manual_seed(derive_seed(seed, "networks"))
+            self.actor = SquashedGaussianActor(config, observation, actions).to(self.device)
+            self.critics = TwinCritic(config, observation, actions).to(self.device)
+        self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
+        self.log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature), device=self.device))
+        self.target_entropy = -float(actions.size) if config.target_entropy is None else config.target_entropy
+
+        self.actor_optimizer = adam(self.actor.parameters(), config.learning_rate)
+        self.critic_optimizer = adam(self.critics.parameters(), config.learning_rate)
+        self.temperature_optimizer = adam([self.log_temperature], config.learning_rate)
+
+        low, high = np.array(actions.low, np.float32), np.array(actions.high, np.float32)
+        self._center, self._half_range = (low + high) / 2, (high - low) / 2
+        self.noise = NoiseBlocks(normal, (num_envs, actions.size), seed=derive_seed(seed, "exploration"))
+        self.warmup_noise = NoiseBlocks(uniform, (num_envs, actions.size), seed=derive_seed(seed, "warm-up"))
+        self._update_noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "update noise"))
+
+    @torch.inference_mode()
+    def act(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the squashed mean action for each observation, as the environment takes it."""
+        mean, _ = self.actor(torch.from_numpy(observations).to(self.device))
+        return self.env_actions(torch.tanh(mean).cpu().numpy())
+
+    @torch.inference_mode()
+    def explore(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Sample an action in (-1, 1) of the current policy for each environment."""
+        mean, log_std = self.actor(torch.from_numpy(observations).to(self.device))
+        noise = torch.from_numpy(self.noise.next()).to(self.device)
+        return torch.tanh(mean + log_std.exp() * noise).cpu().numpy()  # type: ignore[no-any-return]
+
+    def random_actions(self) -> NDArray[np.float32]:
+        """Draw uniform actions in [-1, 1), for the steps before learning starts."""
+        return 2.0 * self.warmup_noise.next() - 1.0
+
+    def env_actions(self, actions: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Scale actions from [-1, 1] to the environment's bounds."""
+        return self._center + self._half_range * actions
+
+    def update(self, batch: Transitions) -> dict[str, Tensor]:
+        """Take one gradient step on critics, actor and temperature, then move the targets; returns detached metrics."""
+        config = self.config
+        noise = torch.randn((2, *batch.actions.shape), generator=self._update_noise, device=self.device)
+        temperature = self.log_temperature.detach().exp()
+
+        with torch.no_grad():
+            next_actions, next_log_probs = self.actor.sample(batch.next_observations, noise[0])
+            next_q = torch.minimum(*self.target_critics(batch.next_observations, next_actions))
+            targets = soft_td_target(batch.rewards, batch.terminated, next_q, next_log_probs, temperature, config.gamma)
+        first_q, second_q = self.critics(batch.observations, batch.actions)
+        loss_critic = critic_loss(first_q, second_q, targets)
+        gradient_step(loss_critic, self.critic_optimizer, config.max_grad_norm)
+
+        actions, log_probs = self.actor.sample(batch.observations, noise[1])
+        q_values = torch.minimum(*self.critics(batch.observations, actions))
+        loss_actor = actor_loss(log_probs, q_values, temperature)
+        gradient_step(loss_actor, self.actor_optimizer, config.max_grad_norm)
+
+        if config.learn_temperature:
+            loss_temperature = temperature_loss(self.log_temperature, log_probs, self.target_entropy)
+            gradient_step(loss_temperature, self.temperature_optimizer)
+
+        move_towards(self.target_critics, self.critics, config.target_update_rate)
+        return {
+            "loss/value": loss_critic.detach(),
+            "loss/policy": loss_actor.detach(),
+            "policy/entropy": -log_probs.detach().mean(),
+            "policy/q_value": first_q.detach().mean(),
+            "policy/temperature": temperature,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that changes while the agent learns."""
+        return {
+            "actor": self.actor.state_dict(),
+            "critics": self.critics.state_dict(),
+            "target_critics": self.target_critics.state_dict(),
+            "log_temperature": self.log_temperature.detach().clone(),
+            "actor_optimizer": self.actor_optimizer.state_dict(),
+            "critic_optimizer": self.critic_optimizer.state_dict(),
+            "temperature_optimizer": self.temperature_optimizer.state_dict(),
+            "noise": self.noise.state_dict(),
+            "warmup_noise": self.warmup_noise.state_dict(),
+            "update_noise": self._update_noise.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.actor.load_state_dict(state["actor"])
+        self.critics.load_state_dict(state["critics"])
+        self.target_critics.load_state_dict(state["target_critics"])
+        with torch.no_grad():
+            self.log_temperature.copy_(state["log_temperature"])
+        self.actor_optimizer.load_state_dict(state["actor_optimizer"])
+        self.critic_optimizer.load_state_dict(state["critic_optimizer"])
+        self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])
+        self.noise.load_state_dict(state["noise"])
+        self.warmup_noise.load_state_dict(state["warmup_noise"])
+        self._update_noise.set_state(state["update_noise"])

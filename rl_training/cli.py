@@ -1,0 +1,195 @@
+"""Hydra plumbing of the training command, and the small key=value parser of the read-only commands.
+
+Hydra composes the config and makes the run directory. Around it: `resume=<dir>` is resolved before composition, the
+`Preflight` callback checks everything before the directory is made, and what the user can mend ends in one line.
+"""
+
+import os
+import re
+import secrets
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from rl_training.config import TrainConfig
+from rl_training.config.conversion import conf_dir, describe_omegaconf_error, load_yaml, to_train_config
+from rl_training.config.store import register_schemas
+from rl_training.errors import UserError, did_you_mean
+from rl_training.experiment import registry
+from rl_training.experiment.default_manager import DefaultExperimentManager, check_experiment
+from rl_training.runtime.system import pin_threads
+
+Result = TypeVar("Result")
+
+
+def train_main() -> None:
+    """Run the training command with the arguments of this process."""
+    # Hydra would print its own summary of an exception; with this it raises, and we print.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    OmegaConf.register_new_resolver(
+        "uid", lambda digits: secrets.token_hex(int(digits) // 2), use_cache=True, replace=True
+    )
+    register_schemas({name: registry.get(name).config_class for name in registry.names()})
+    try:
+        sys.argv[1:] = prepare_resume([whole_number_override(argument) for argument in sys.argv[1:]])
+        _hydra_main()
+    except UserError as error:
+        fail(str(error))
+    except HydraException as error:
+        fail(describe_hydra_error(error))
+    except KeyboardInterrupt as error:
+        print(str(error) or "interrupted", file=sys.stderr)
+        sys.exit(getattr(error, "exit_code", 130))
+
+
+def fail(message: str) -> NoReturn:
+    """Leave with a one-line error."""
+    print(f"error: {message}", file=sys.stderr)
+    sys.exit(1)
+
+
+@hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
+def _hydra_main(composed: DictConfig) -> float | None:
+    """Train one run; the returned evaluation return is what a sweeper optimises."""
+    config = checked_config(composed)
+    manager = DefaultExperimentManager()
+    if config.resume is not None:
+        trainer = manager.resume(config.resume, config=config)
+    else:
+        trainer = manager.setup(config, run_dir=Path(HydraConfig.get().runtime.output_dir))
+    return trainer.train().metrics.get("eval/return_mean")
+
+
+def checked_config(composed: DictConfig) -> TrainConfig:
+    """Convert Hydra's config to dataclasses and check it against the environment and the machine."""
+    config = to_train_config(composed)
+    pin_threads(config.device.threads)
+    check_experiment(config)
+    if config.resume is not None:
+        from rl_training.runtime.workflows import check_resumable, load_run_config, locate_run
+
+        check_resumable(load_run_config(locate_run(Path(config.resume))), config)
+    return config
+
+
+class Preflight(Callback):
+    """Checks a single run before Hydra makes its directory; the jobs of a sweep check themselves."""
+
+    def on_run_start(self, config: DictConfig, **_: Any) -> None:
+        """Leave at once if the config cannot train, or if the run to resume has nothing left to do."""
+        composed = config.copy()
+        with open_dict(composed):
+            del composed["hydra"]
+        try:
+            checked = checked_config(composed)
+            _leave_if_finished(checked)
+        except UserError as error:
+            # Hydra turns other exceptions of a callback into warnings.
+            fail(str(error))
+
+
+def _leave_if_finished(config: TrainConfig) -> None:
+    if config.resume is None:
+        return
+    from rl_training.runtime.workflows import finished_step
+
+    step = finished_step(Path(config.resume))
+    if step is not None and step >= config.total_timesteps:
+        print(f"{config.resume} is finished at step {step:,}; total_timesteps=<more> goes further.", file=sys.stderr)
+        sys.exit(0)
+
+
+def whole_number_override(argument: str) -> str:
+    """Write 1e5 as 100000, so that whole-number settings accept it; texts below env.env_kwargs stay as they are."""
+    key, separator, value = argument.partition("=")
+    if not separator or key.lstrip("+").startswith("env.env_kwargs"):
+        return argument
+    return f"{key}={','.join(_whole_number(part) for part in value.split(','))}"
+
+
+def _whole_number(text: str) -> str:
+    if re.fullmatch(r"\d+(\.\d+)?[eE]\+?\d+", text) and float(text).is_integer():
+        return str(int(float(text)))
+    return text
+
+
+def prepare_resume(arguments: list[str]) -> list[str]:
+    """Replace resume=<dir> by a config that holds the run's saved settings and points Hydra at its directory.
+
+    The path never meets Hydra's grammar, so any directory name works. Hydra's record of the new start goes beside the
+    original one.
+    """
+    paths = [argument.partition("=")[2] for argument in arguments if argument.startswith("resume=")]
+    paths = [path.strip("'\"") for path in paths if path not in ("null", "")]
+    if not paths:
+        return arguments
+    if len(paths) > 1 or {"-m", "--multirun"} & set(arguments):
+        raise UserError("resume= takes one directory, and no sweep.")
+
+    from rl_training.runtime.run_utils import saved_config_file
+    from rl_training.runtime.workflows import locate_run
+
+    run_dir = locate_run(Path(paths[0]))
+    saved = load_yaml(saved_config_file(run_dir))
+    saved["resume"] = str(Path(paths[0]).expanduser().resolve())
+    spec = registry.get(saved.get("algo", {}).get("name", ""))
+    record = next(f"resume_{k}" for k in range(1, 10**6) if not (run_dir / ".hydra" / f"resume_{k}").exists())
+    node = {
+        "defaults": [
+            "schema/train",
+            "runtime",
+            {"/schema/algo@algo": spec.name},
+            "/schema/env@env",
+            "/schema/device@device",
+            "/schema/logging@logging",
+            "_self_",
+        ],
+        **saved,
+        "hydra": {"run": {"dir": str(run_dir)}, "output_subdir": f".hydra/{record}"},
+    }
+    ConfigStore.instance().store(name="_resume", node=OmegaConf.create(node))
+    others = [argument for argument in arguments if not argument.startswith("resume=")]
+    return [*others, "--config-name=_resume"]
+
+
+def describe_hydra_error(error: HydraException) -> str:
+    """Say in one line what Hydra could not compose."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = str(error.missing_cfg_file).rpartition("/")
+        options = [option for option in error.options or () if "/" not in option]
+        return f"{group}={choice} does not exist.{did_you_mean(choice, options)} Choose from {', '.join(options)}."
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        return describe_omegaconf_error(error.__cause__)
+    return " ".join(str(error).split())
+
+
+def parse_key_values(
+    arguments: Sequence[str], converters: dict[str, Callable[[str], Any]], usage: str
+) -> dict[str, list[Any]]:
+    """Parse the key=value arguments of a command that is no Hydra app; a key may repeat.
+
+    Each argument is split at its first "=", so that paths may hold any character.
+    """
+    if {"-h", "--help"} & set(arguments):
+        print(usage)
+        sys.exit(0)
+    parsed: dict[str, list[Any]] = {}
+    for argument in arguments:
+        key, separator, value = argument.partition("=")
+        if not separator or key not in converters:
+            suggestion = did_you_mean(key, list(converters))
+            raise UserError(f"Unknown argument {argument!r}.{suggestion} Arguments: {', '.join(converters)}.")
+        try:
+            parsed.setdefault(key, []).append(converters[key](value))
+        except ValueError as error:
+            raise UserError(f"{key}={value} is not valid: {error}.") from None
+    return parsed

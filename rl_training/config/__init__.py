@@ -1,0 +1,39 @@
+"""Typed configuration. Importing it loads neither Hydra nor torch; `config.store` registers it with Hydra."""
+
+from rl_training.config.algorithms import (
+    Activation,
+    AlgoConfig,
+    DQNConfig,
+    OffPolicyConfig,
+    PPOConfig,
+    QLoss,
+    SACConfig,
+    Schedule,
+)
+from rl_training.config.schema import (
+    CheckpointConfig,
+    DeviceConfig,
+    DeviceKind,
+    EnvConfig,
+    EvalConfig,
+    LoggingConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "Activation",
+    "AlgoConfig",
+    "CheckpointConfig",
+    "DQNConfig",
+    "DeviceConfig",
+    "DeviceKind",
+    "EnvConfig",
+    "EvalConfig",
+    "LoggingConfig",
+    "OffPolicyConfig",
+    "PPOConfig",
+    "QLoss",
+    "SACConfig",
+    "Schedule",
+    "TrainConfig",
+]

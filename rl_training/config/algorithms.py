@@ -1,0 +1,140 @@
+"""Hyperparameters of the algorithms: the only place where a default, a meaning or a range is written."""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from rl_training.config.fields import check_fields, option
+from rl_training.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rl_training.config.schema import TrainConfig
+
+
+class Schedule(Enum):
+    """How a value moves over the training budget: not at all, or in a straight line to zero."""
+
+    constant = "constant"
+    linear = "linear"
+
+
+class Activation(Enum):
+    """The nonlinearity between layers."""
+
+    tanh = "tanh"
+    relu = "relu"
+
+
+class QLoss(Enum):
+    """How a temporal-difference error is penalised."""
+
+    huber = "huber"
+    mse = "mse"
+
+
+@dataclass
+class AlgoConfig:
+    """What every algorithm has; `name` is its key in the registry."""
+
+    name: str = option("", "The algorithm's name in the registry; set by algo=<name>.")
+    gamma: float = option(0.99, "Discount factor.", at_least=0, at_most=1)
+    learning_rate: float = option(3e-4, "Adam's step size.", above=0)
+    max_grad_norm: float | None = option(None, "Clip the gradient's global norm; null leaves it alone.", above=0)
+    activation: Activation = option(Activation.tanh, "Nonlinearity between layers.")
+    hidden_sizes: list[int] = option([64, 64], "Width of each hidden layer.", at_least=1)
+
+    def __post_init__(self) -> None:
+        """Check every field."""
+        check_fields(self, "algo")
+
+    def check_with(self, config: "TrainConfig") -> None:
+        """Check what depends on other sections; called once the whole config is known."""
+
+
+@dataclass
+class PPOConfig(AlgoConfig):
+    """Proximal policy optimisation (Schulman et al., 2017)."""
+
+    name: str = "ppo"
+    learning_rate_schedule: Schedule = option(Schedule.constant, "How the learning rate moves over the budget.")
+    num_steps: int = option(2048, "Vector steps in a rollout; it holds num_steps x num_envs transitions.", at_least=1)
+    minibatch_size: int = option(64, "Transitions in a gradient step.", at_least=1)
+    num_epochs: int = option(10, "Passes over each rollout.", at_least=1)
+    gae_lambda: float = option(
+        0.95, "Generalised advantage estimation: 0 is one-step, 1 is Monte Carlo.", at_least=0, at_most=1
+    )  # noqa: E501
+    clip_range: float = option(0.2, "How far the probability ratio may move from 1.", above=0)
+    clip_range_schedule: Schedule = option(Schedule.constant, "How the clip range moves over the budget.")
+    value_clip_range: float | None = option(None, "Clip the change of the value prediction; null is off.", above=0)
+    normalize_advantage: bool = option(True, "Give each minibatch's advantages mean 0 and deviation 1.")
+    entropy_coef: float = option(0.0, "Weight of the entropy bonus.", at_least=0)
+    value_coef: float = option(0.5, "Weight of the value loss.", at_least=0)
+    target_kl: float | None = option(
+        None, "End an iteration's epochs beyond 1.5 x this divergence; null is off.", above=0
+    )  # noqa: E501
+    share_network: bool = option(False, "Actor and critic share their hidden layers.")
+    orthogonal_init: bool = option(True, "Orthogonal weights, with a small last layer in the actor.")
+    initial_log_std: float = option(0.0, "Logarithm of the first action deviation (continuous actions).")
+    max_grad_norm: float | None = option(0.5, "Clip the gradient's global norm; null leaves it alone.", above=0)
+
+    def check_with(self, config: "TrainConfig") -> None:
+        """Refuse a minibatch that no rollout can fill."""
+        rollout = self.num_steps * config.env.num_envs
+        if self.minibatch_size > rollout:
+            raise ConfigError(
+                f"algo.minibatch_size={self.minibatch_size} is larger than a rollout of algo.num_steps x env.num_envs = "
+                f"{self.num_steps} x {config.env.num_envs} = {rollout} transitions. Try algo.minibatch_size={rollout}."
+            )
+
+
+@dataclass
+class OffPolicyConfig(AlgoConfig):
+    """What the algorithms that learn from a replay buffer share."""
+
+    buffer_size: int = option(1_000_000, "Transitions that the replay buffer holds.", at_least=1)
+    learning_starts: int = option(100, "Env steps of random actions before the first update.", at_least=0)
+    batch_size: int = option(256, "Transitions in a gradient step.", at_least=1)
+    train_every: int = option(1, "Env steps between updates; counts over all environments.", at_least=1)
+    gradient_steps: int = option(1, "Gradient steps in an update.", at_least=1)
+
+    def check_with(self, config: "TrainConfig") -> None:
+        """Refuse a replay buffer that cannot hold one vector step."""
+        if self.buffer_size < config.env.num_envs:
+            raise ConfigError(
+                f"algo.buffer_size={self.buffer_size} cannot hold one step of env.num_envs={config.env.num_envs} "
+                f"environments. Try algo.buffer_size=1_000_000."
+            )
+
+
+@dataclass
+class DQNConfig(OffPolicyConfig):
+    """Deep Q-learning (Mnih et al., 2015) with double Q (van Hasselt et al., 2016)."""
+
+    name: str = "dqn"
+    learning_rate: float = option(1e-4, "Adam's step size.", above=0)
+    batch_size: int = option(32, "Transitions in a gradient step.", at_least=1)
+    train_every: int = option(4, "Env steps between updates; counts over all environments.", at_least=1)
+    target_update_every: int = option(10_000, "Env steps between updates of the target network.", at_least=1)
+    target_update_rate: float = option(1.0, "1 copies the network to its target; less blends them.", above=0, at_most=1)
+    initial_epsilon: float = option(1.0, "Share of random actions at the start.", at_least=0, at_most=1)
+    final_epsilon: float = option(0.05, "Share of random actions after the exploration phase.", at_least=0, at_most=1)
+    exploration_fraction: float = option(0.1, "Share of the budget over which epsilon falls.", at_least=0, at_most=1)
+    double_q: bool = option(True, "Choose the next action by the online network, value it by the target.")
+    loss: QLoss = option(QLoss.huber, "Penalty on the temporal-difference error.")
+    max_grad_norm: float | None = option(10.0, "Clip the gradient's global norm; null leaves it alone.", above=0)
+    activation: Activation = option(Activation.relu, "Nonlinearity between layers.")
+
+
+@dataclass
+class SACConfig(OffPolicyConfig):
+    """Soft actor-critic with a learned temperature (Haarnoja et al., 2018)."""
+
+    name: str = "sac"
+    target_update_rate: float = option(0.005, "How far the target critics move per gradient step.", above=0, at_most=1)
+    learn_temperature: bool = option(True, "Adjust the temperature so that the policy keeps its target entropy.")
+    temperature: float = option(1.0, "Weight of the entropy: the first value if learned, else fixed.", above=0)
+    target_entropy: float | None = option(
+        None, "Entropy to keep, in nats; null is minus the number of action dimensions."
+    )  # noqa: E501
+    activation: Activation = option(Activation.relu, "Nonlinearity between layers.")
+    hidden_sizes: list[int] = option([256, 256], "Width of each hidden layer.", at_least=1)

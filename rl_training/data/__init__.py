@@ -1,0 +1,1 @@
+"""Where experience is kept between the environment and the update."""

@@ -1,0 +1,163 @@
+"""What PPO collects between updates: `num_steps` vector steps of `num_envs` environments."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class RolloutBatch(NamedTuple):
+    """A minibatch of transitions; every field has the same first dimension."""
+
+    observations: Tensor
+    actions: Tensor
+    log_probs: Tensor
+    values: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+
+def generalized_advantages(
+    rewards: Tensor, values: Tensor, next_values: Tensor, dones: Tensor, gamma: float, gae_lambda: float
+) -> Tensor:
+    """Generalised advantage estimation (Schulman et al., 2016, eq. 16), all arguments [T, N].
+
+    `next_values[t]` is the value of the state that step t led to: zero if the episode terminated there, the value of
+    the true last observation if it was truncated. `dones[t]` says that the episode ended at step t, either way.
+    """
+    deltas = (rewards + gamma * next_values - values).numpy()
+    carry = (gamma * gae_lambda * (1.0 - dones)).numpy()
+    advantages = np.empty_like(deltas)
+    advantage = np.zeros_like(deltas[0])
+    for t in reversed(range(len(deltas))):
+        advantage = deltas[t] + carry[t] * advantage
+        advantages[t] = advantage
+    return torch.from_numpy(advantages)
+
+
+class RolloutBuffer:
+    """Tensors [T, N, ...], written one vector step at a time and read as shuffled minibatches.
+
+    The policy does not change while a rollout is collected, so log-probabilities and values are not stored step by
+    step: the agent computes them in one pass when the rollout is full. Collection lives in CPU memory, where a numpy
+    view of each tensor makes writing a row cheap; `iter_minibatches` moves the rollout to `device` once.
+    """
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        observation_size: int,
+        action_size: int | None,
+        *,
+        seed: int,
+        device: torch.device | None = None,
+    ) -> None:
+        """Allocate; `action_size` is None for discrete actions."""
+        self.num_steps, self.num_envs = num_steps, num_envs
+        self.device = device or torch.device("cpu")
+        steps = (num_steps, num_envs)
+        self.obs = torch.zeros(*steps, observation_size)
+        self.actions = (
+            torch.zeros(steps, dtype=torch.int64) if action_size is None else torch.zeros(*steps, action_size)
+        )
+        self.rewards = torch.zeros(steps)
+        self.dones = torch.zeros(steps)
+        self.values = torch.zeros(steps)
+        self.logprobs = torch.zeros(steps)
+        self.advantages = torch.zeros(steps)
+        self.returns = torch.zeros(steps)
+        # True last observations of truncated episodes, by (step, env): rare, so kept apart instead of in every row.
+        self.final_observations: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self.position = 0
+        self._shuffle = torch.Generator().manual_seed(seed)
+        self._rows = {name: getattr(self, name).numpy() for name in _COLLECTED}
+
+    @property
+    def full(self) -> bool:
+        """Whether every step has been collected."""
+        return self.position == self.num_steps
+
+    def reset(self) -> None:
+        """Start a new rollout in the same memory."""
+        self.position = 0
+        self.final_observations.clear()
+
+    def add(
+        self,
+        observations: NDArray[np.float32],
+        actions: NDArray[Any],
+        rewards: NDArray[np.float32],
+        terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_],
+        next_observations: NDArray[np.float32],
+    ) -> None:
+        """Store one vector step; `next_observations` holds the true last observation where an episode ended."""
+        t, rows = self.position, self._rows
+        rows["obs"][t] = observations
+        rows["actions"][t] = actions
+        rows["rewards"][t] = rewards
+        rows["dones"][t] = terminated | truncated
+        for env in np.flatnonzero(truncated & ~terminated):
+            self.final_observations[t, int(env)] = next_observations[env]
+        self.position += 1
+
+    def truncated_observations(self) -> Tensor:
+        """Return the true last observations [K, D] of the truncated episodes, in the order they were stored."""
+        if not self.final_observations:
+            return torch.zeros(0, self.obs.shape[-1])
+        return torch.from_numpy(np.stack(list(self.final_observations.values())))
+
+    def compute_returns_and_advantages(
+        self, last_values: Tensor, gamma: float, gae_lambda: float, truncated_values: Tensor | None = None
+    ) -> None:
+        """Fill `advantages` and `returns` from `rewards`, `values` and the values after the rollout.
+
+        `last_values` [N] belong to the observations that follow the last step; `truncated_values` [K] to
+        `truncated_observations()`. Without the latter, a truncated episode counts as if its end were worth nothing.
+        """
+        next_values = torch.cat([self.values[1:], last_values.reshape(1, -1).to(self.values)])
+        next_values = next_values * (1.0 - self.dones)
+        if truncated_values is not None and len(truncated_values):
+            steps, envs = zip(*self.final_observations, strict=True)
+            next_values[list(steps), list(envs)] = truncated_values.to(next_values)
+        self.advantages = generalized_advantages(self.rewards, self.values, next_values, self.dones, gamma, gae_lambda)
+        self.returns = self.advantages + self.values
+
+    def iter_minibatches(self, minibatch_size: int) -> Iterator[RolloutBatch]:
+        """Yield every transition exactly once, in random order over the flattened step and env dimensions."""
+        flat = RolloutBatch(
+            *(
+                tensor.flatten(0, 1).to(self.device)
+                for tensor in (self.obs, self.actions, self.logprobs, self.values, self.advantages, self.returns)
+            )
+        )
+        order = torch.randperm(self.num_steps * self.num_envs, generator=self._shuffle).to(self.device)
+        for indices in order.split(minibatch_size):
+            yield RolloutBatch(*(tensor[indices] for tensor in flat))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the steps collected so far and the shuffling generator."""
+        return {
+            "position": self.position,
+            "collected": {name: getattr(self, name)[: self.position].clone() for name in _COLLECTED},
+            "final_observations": [
+                [step, env, observation.copy()] for (step, env), observation in self.final_observations.items()
+            ],
+            "shuffle": self._shuffle.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.reset()
+        self.position = state["position"]
+        for name in _COLLECTED:
+            getattr(self, name)[: self.position] = state["collected"][name]
+        self.final_observations = {(step, env): observation for step, env, observation in state["final_observations"]}
+        self._shuffle.set_state(state["shuffle"])
+
+
+_COLLECTED = ("obs", "actions", "rewards", "dones")

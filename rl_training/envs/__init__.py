@@ -1,0 +1,1 @@
+"""Making, stepping and normalising Gymnasium environments."""

@@ -1,0 +1,119 @@
+"""Makes environments from the config, and says in one line what is wrong with one that cannot be made or used."""
+
+import functools
+import importlib
+import json
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+from rl_training.config import EnvConfig, TrainConfig
+from rl_training.errors import UserError, did_you_mean
+from rl_training.envs.snapshots import EpisodeRecorder
+from rl_training.seeding import derive_seed
+from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions, ObservationSpec
+
+GymEnv = gym.Env[Any, Any]
+
+
+def make_env(config: TrainConfig, env_index: int) -> GymEnv:
+    """Make one environment that keeps episode statistics and can be snapshotted; its index seeds its action space."""
+    env: GymEnv = EpisodeRecorder(gym.wrappers.RecordEpisodeStatistics(_make_bare(config.env)))
+    env.action_space.seed(env_seed(config, env_index))
+    return env
+
+
+def make_vector_env(config: TrainConfig) -> SyncVectorEnv:
+    """Make `num_envs` environments that step one after the other and reset in the step that ends an episode.
+
+    SAME_STEP is pinned: Gymnasium's default, NEXT_STEP, ignores the action after each episode and returns a transition
+    that never happened.
+    """
+    makers = [functools.partial(make_env, config, index) for index in range(config.env.num_envs)]
+    return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+def env_seed(config: TrainConfig, env_index: int) -> int:
+    """Return the seed with which a training environment is first reset."""
+    return derive_seed(config.seed, "env", env_index)
+
+
+def probe_spaces(config: EnvConfig) -> tuple[ObservationSpec, ActionSpec]:
+    """Make one environment, describe its spaces, and close it; remembered, since a launch asks more than once."""
+    key = json.dumps([config.id, config.import_module, config.env_kwargs, config.extra], sort_keys=True, default=repr)
+    if key not in _PROBED:
+        env = _make_bare(config)
+        try:
+            _PROBED[key] = describe_spaces(env.observation_space, env.action_space, config.id)
+        finally:
+            env.close()
+    return _PROBED[key]
+
+
+_PROBED: dict[str, tuple[ObservationSpec, ActionSpec]] = {}
+
+
+def describe_spaces(
+    observation_space: gym.Space[Any], action_space: gym.Space[Any], env_id: str
+) -> tuple[ObservationSpec, ActionSpec]:
+    """Return the spaces in plain numbers, or refuse those that no algorithm here can use."""
+    return _describe_observations(observation_space, env_id), _describe_actions(action_space, env_id)
+
+
+def _describe_observations(space: gym.Space[Any], env_id: str) -> ObservationSpec:
+    if isinstance(space, gym.spaces.Discrete):
+        return ObservationSpec(size=int(space.n))
+    if isinstance(space, gym.spaces.Box) and len(space.shape) == 1:
+        return ObservationSpec(size=space.shape[0])
+    raise UserError(f"{env_id} has observations {space}; only Discrete and one-dimensional Box are supported.")
+
+
+def _describe_actions(space: gym.Space[Any], env_id: str) -> ActionSpec:
+    if isinstance(space, gym.spaces.Discrete):
+        return DiscreteActions(count=int(space.n), start=int(space.start))
+    if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating):
+        return ContinuousActions(low=tuple(space.low.tolist()), high=tuple(space.high.tolist()))
+    raise UserError(f"{env_id} has actions {space}; only Discrete and one-dimensional real Box are supported.")
+
+
+def _make_bare(config: EnvConfig) -> GymEnv:
+    if not config.id:
+        raise UserError("env.id is empty: name a Gymnasium environment, such as env=gym env.id=CartPole-v1.")
+    if config.import_module is not None:
+        _import_registering_module(config.import_module)
+    try:
+        # Gymnasium's checker costs a quarter of a CartPole step; `describe_spaces` has looked at the spaces already.
+        return gym.make(config.id, disable_env_checker=True, **config.env_kwargs)
+    except (gym.error.UnregisteredEnv, gym.error.VersionNotFound) as error:
+        raise UserError(_unknown_id(config.id, error)) from None
+    except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        raise UserError(_missing_dependency(config, error)) from None
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"Cannot make env.id={config.id}: {type(error).__name__}: {reason}") from error
+
+
+def _import_registering_module(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f"Cannot import env.import_module={module}: {error}. Is it installed?") from None
+
+
+def _unknown_id(env_id: str, error: Exception) -> str:
+    suggestion = did_you_mean(env_id, list(gym.registry))
+    if suggestion:
+        return f"Unknown environment env.id={env_id}.{suggestion}"
+    reason = " ".join(str(error).split()).rstrip(".")
+    return (
+        f"Unknown environment env.id={env_id} ({reason}). If a package registers it, add env.import_module=<package>."
+    )
+
+
+def _missing_dependency(config: EnvConfig, error: Exception) -> str:
+    if config.extra is not None:
+        return f"{config.id} needs an extra: pip install 'rl_training[{config.extra}]'"
+    reason = " ".join(str(error).split())
+    return f"{config.id} needs a package that is not installed: {reason}"

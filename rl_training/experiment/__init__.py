@@ -1,0 +1,1 @@
+"""Which algorithms exist, and how an experiment is set up and resumed."""

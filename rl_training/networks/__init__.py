@@ -1,0 +1,1 @@
+"""Neural networks and the probability formulas of their outputs."""

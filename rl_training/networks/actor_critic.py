@@ -1,0 +1,63 @@
+"""PPO's network: a policy head and a value head, on separate or shared hidden layers."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from rl_training.config import PPOConfig
+from rl_training.networks.distributions import (
+    categorical_entropy,
+    categorical_log_prob,
+    gaussian_entropy,
+    gaussian_log_prob,
+)
+from rl_training.networks.mlp import body_output_size, initialize_orthogonally, mlp_body
+from rl_training.spaces import ActionSpec, DiscreteActions, ObservationSpec
+
+
+class ActorCritic(nn.Module):
+    """Maps observations to the parameters of the action distribution and to a value.
+
+    Discrete actions get logits; continuous ones the mean of a Gaussian whose deviation does not depend on the state.
+    """
+
+    def __init__(self, config: PPOConfig, observation: ObservationSpec, actions: ActionSpec) -> None:
+        super().__init__()
+        self.discrete = isinstance(actions, DiscreteActions)
+        outputs = actions.count if isinstance(actions, DiscreteActions) else actions.size
+        features = body_output_size(observation.size, config.hidden_sizes)
+
+        self.actor_body = mlp_body(observation.size, config.hidden_sizes, config.activation)
+        self.critic_body = (
+            self.actor_body
+            if config.share_network
+            else mlp_body(observation.size, config.hidden_sizes, config.activation)
+        )
+        self.actor_head = nn.Linear(features, outputs)
+        self.critic_head = nn.Linear(features, 1)
+        if not self.discrete:
+            self.log_std = nn.Parameter(torch.full((outputs,), config.initial_log_std))
+
+        if config.orthogonal_init:
+            initialize_orthogonally(self.actor_body, gain=math.sqrt(2))
+            initialize_orthogonally(self.critic_body, gain=math.sqrt(2))
+            # A small last layer makes the first policy almost uniform (Andrychowicz et al., 2021).
+            initialize_orthogonally(self.actor_head, gain=0.01)
+            initialize_orthogonally(self.critic_head, gain=1.0)
+
+    def action_parameters(self, observations: Tensor) -> Tensor:
+        """Logits [B, K], or means [B, A]."""
+        return self.actor_head(self.actor_body(observations))  # type: ignore[no-any-return]
+
+    def values(self, observations: Tensor) -> Tensor:
+        """State values [B]."""
+        return self.critic_head(self.critic_body(observations)).squeeze(-1)  # type: ignore[no-any-return]
+
+    def log_probs_and_entropy(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability [B] of each action and entropy [B] of the policy at each observation."""
+        parameters = self.action_parameters(observations)
+        if self.discrete:
+            return categorical_log_prob(parameters, actions), categorical_entropy(parameters)
+        log_std = self.log_std.expand_as(parameters)
+        return gaussian_log_prob(parameters, log_std, actions), gaussian_entropy(log_std)

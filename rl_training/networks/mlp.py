@@ -1,0 +1,37 @@
+"""Fully connected networks."""
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from rl_training.config import Activation
+
+_ACTIVATIONS: dict[Activation, type[nn.Module]] = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU}
+
+
+def mlp_body(input_size: int, hidden_sizes: Sequence[int], activation: Activation) -> nn.Sequential:
+    """Hidden layers, each followed by its activation; with no hidden sizes, the identity."""
+    layers: list[nn.Module] = []
+    for size in hidden_sizes:
+        layers += [nn.Linear(input_size, size), _ACTIVATIONS[activation]()]
+        input_size = size
+    return nn.Sequential(*layers)
+
+
+def mlp(input_size: int, hidden_sizes: Sequence[int], output_size: int, activation: Activation) -> nn.Sequential:
+    """Hidden layers and a linear output layer."""
+    body = mlp_body(input_size, hidden_sizes, activation)
+    return body.append(nn.Linear(body_output_size(input_size, hidden_sizes), output_size))
+
+
+def body_output_size(input_size: int, hidden_sizes: Sequence[int]) -> int:
+    """Return the number of features that `mlp_body` gives."""
+    return hidden_sizes[-1] if hidden_sizes else input_size
+
+
+def initialize_orthogonally(module: nn.Module, gain: float) -> None:
+    """Give every linear layer in `module` orthogonal weights of this gain and zero biases (Saxe et al., 2014)."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)

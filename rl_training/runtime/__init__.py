@@ -1,0 +1,1 @@
+"""What happens while a run trains: trainers, checkpoints, logs, callbacks, evaluation."""

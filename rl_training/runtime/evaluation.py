@@ -1,0 +1,63 @@
+"""Runs a policy on seeded episodes, without touching anything that training depends on."""
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+
+from rl_training.config import TrainConfig
+from rl_training.envs.factory import make_env
+from rl_training.envs.normalization import Normalizer
+from rl_training.envs.training_envs import ObservationEncoder
+from rl_training.runtime.trainer import Agent, EvalResult
+
+
+def evaluate_agent(
+    agent: Agent,
+    config: TrainConfig,
+    normalizer: Normalizer,
+    *,
+    episodes: int,
+    seed: int,
+    global_step: int = 0,
+    on_episode: Callable[[int], None] | None = None,
+) -> EvalResult:
+    """Play `episodes` deterministic episodes in one environment of their own; episode i starts from seed + i.
+
+    The normaliser's statistics are used and not moved; returns are in raw rewards.
+    """
+    returns, lengths = [], []
+    with _global_generators_preserved():
+        env = make_env(config, env_index=0)
+        encode = ObservationEncoder(env.observation_space)
+        try:
+            for episode in range(episodes):
+                observation, _ = env.reset(seed=seed + episode)
+                episode_return, length, ended = 0.0, 0, False
+                while not ended:
+                    action = agent.act(normalizer.observations(encode(np.expand_dims(observation, 0))))[0]
+                    observation, reward, terminated, truncated, _ = env.step(action)
+                    episode_return += float(reward)
+                    length += 1
+                    ended = terminated or truncated
+                returns.append(episode_return)
+                lengths.append(length)
+                if on_episode is not None:
+                    on_episode(episode + 1)
+        finally:
+            env.close()
+    return EvalResult(global_step, tuple(returns), tuple(lengths), first_seed=seed)
+
+
+@contextlib.contextmanager
+def _global_generators_preserved() -> Iterator[None]:
+    """Restore Python's, numpy's and torch's global generators after the block: environments may draw from them."""
+    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        torch.set_rng_state(torch_state)

@@ -1,0 +1,135 @@
+"""Trains PPO: collect a rollout with the current policy, learn from it for a few epochs, forget it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from rl_training.algorithms.ppo import PPOAgent, explained_variance
+from rl_training.algorithms.schedules import scheduled
+from rl_training.config import PPOConfig, TrainConfig
+from rl_training.data.rollout_buffer import RolloutBuffer
+from rl_training.envs.normalization import Normalizer
+from rl_training.envs.training_envs import TrainingEnvs
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.run_utils import create_training_run
+from rl_training.runtime.session import TrainingSession
+from rl_training.runtime.trainer import TrainResult
+from rl_training.seeding import derive_seed
+from rl_training.spaces import ActionSpec, ContinuousActions, ObservationSpec
+
+
+def build_ppo_agent(
+    config: TrainConfig, observation: ObservationSpec, actions: ActionSpec, device: torch.device | None = None
+) -> PPOAgent:
+    """Make the agent that this config describes."""
+    assert isinstance(config.algo, PPOConfig)
+    return PPOAgent(config.algo, observation, actions, num_envs=config.env.num_envs, seed=config.seed, device=device)
+
+
+def train_ppo(
+    config: TrainConfig,
+    *,
+    run_dir: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    checkpoint: Path | None = None,
+) -> TrainResult:
+    """Train PPO to the end of the budget, rounded up to whole rollouts; with a checkpoint, go on from it."""
+    algo = config.algo
+    assert isinstance(algo, PPOConfig)
+
+    # Set up
+    run = create_training_run(config, run_dir, checkpoint)
+    envs = TrainingEnvs(config)
+    normalizer = Normalizer(config.env, envs.observation_spec.size, algo.gamma)
+    agent = build_ppo_agent(config, envs.observation_spec, envs.action_spec, run.device)
+    rollout = RolloutBuffer(
+        algo.num_steps,
+        envs.num_envs,
+        envs.observation_spec.size,
+        envs.action_spec.size if isinstance(envs.action_spec, ContinuousActions) else None,
+        seed=derive_seed(config.seed, "minibatches"),
+        device=run.device,
+    )
+
+    # Restore
+    with TrainingSession(
+        run, agent=agent, envs=envs, normalizer=normalizer, data=rollout, callbacks=callbacks
+    ) as session:
+        if not session.resumed:
+            normalizer.update(envs.reset())
+        observations = normalizer.observations(envs.observations)
+
+        while session.running:
+            while not rollout.full and not session.interrupted:
+                # Act
+                actions = agent.explore(observations)
+
+                # Step
+                step = envs.step(agent.env_actions(actions))
+                normalizer.update(step.observations, step.rewards, step.terminated | step.truncated)
+
+                # Store
+                rollout.add(
+                    observations,
+                    actions,
+                    normalizer.rewards(step.rewards),
+                    step.terminated,
+                    step.truncated,
+                    normalizer.observations(step.next_observations),
+                )
+                observations = normalizer.observations(step.observations)
+                session.record_step(step)
+            if not rollout.full:
+                break  # a signal came; the part that is collected goes into the checkpoint
+            session.end_collect()
+
+            # Update
+            clip_range = scheduled(algo.clip_range, algo.clip_range_schedule, session.state.progress)
+            learning_rate = scheduled(algo.learning_rate, algo.learning_rate_schedule, session.state.progress)
+            estimate_advantages(agent, rollout, torch.from_numpy(observations))
+            metrics = update_epochs(agent, rollout, clip_range=clip_range, learning_rate=learning_rate)
+            session.end_update(metrics, clip_range=clip_range, learning_rate=learning_rate)
+            rollout.reset()
+
+            # Events
+            session.end_iteration()
+
+        # Finish
+        return session.finish()
+
+
+def estimate_advantages(agent: PPOAgent, rollout: RolloutBuffer, next_observations: Tensor) -> None:
+    """Value and weigh the whole rollout in one pass: the policy was frozen while it was collected."""
+    observations, actions = rollout.obs.flatten(0, 1), rollout.actions.flatten(0, 1)
+    rollout.values = agent.values(observations).view_as(rollout.values)
+    rollout.logprobs = agent.log_probs(observations, actions).view_as(rollout.logprobs)
+    rollout.compute_returns_and_advantages(
+        last_values=agent.values(next_observations),
+        truncated_values=agent.values(rollout.truncated_observations()),
+        gamma=agent.config.gamma,
+        gae_lambda=agent.config.gae_lambda,
+    )
+
+
+def update_epochs(
+    agent: PPOAgent, rollout: RolloutBuffer, *, clip_range: float, learning_rate: float
+) -> list[dict[str, Tensor]]:
+    """Go over the rollout `num_epochs` times in minibatches; a large change of the policy ends it early."""
+    algo = agent.config
+    variance_explained = explained_variance(rollout.values, rollout.returns)
+    metrics = []
+    for _ in range(algo.num_epochs):
+        epoch = [
+            agent.update(batch, clip_range=clip_range, learning_rate=learning_rate)
+            for batch in rollout.iter_minibatches(algo.minibatch_size)
+        ]
+        metrics += [{**entry, "policy/explained_variance": variance_explained} for entry in epoch]
+        if (
+            algo.target_kl is not None
+            and np.mean([float(entry["policy/kl"]) for entry in epoch]) > 1.5 * algo.target_kl
+        ):
+            break
+    return metrics

@@ -1,0 +1,232 @@
+"""What every trainer needs before and around its loop, once: device, seeds, run directory, run card, checkpoints."""
+
+import json
+import logging
+import os
+import platform
+import random
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+
+from rl_training.config import DeviceKind, TrainConfig
+from rl_training.config.conversion import plain
+from rl_training.errors import UserError
+from rl_training.runtime.checkpointing import prune_checkpoints, read_checkpoint, write_checkpoint
+from rl_training.runtime.loggers import MetricsWriter, cut_back
+from rl_training.runtime.system import cpu_name
+from rl_training.runtime.trainer import Stateful
+from rl_training.seeding import derive_seed
+
+CONFIG_FILE, METADATA_FILE = "config.yaml", "metadata.json"
+_PACKAGES = ("rl_training", "torch", "gymnasium", "numpy", "hydra-core", "omegaconf")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class TrainingRun:
+    """An open run directory, and what was decided for the run when it was opened."""
+
+    config: TrainConfig
+    run_dir: Path
+    device: torch.device
+    writer: MetricsWriter
+    restored: dict[str, Any] | None
+    """The state of the checkpoint that the run continues from."""
+    started: float = field(default_factory=time.monotonic)
+
+
+def resolve_device(kind: DeviceKind) -> torch.device:
+    """Return the torch device, or say that it is not there."""
+    if kind is DeviceKind.auto:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if kind is DeviceKind.cuda and not torch.cuda.is_available():
+        raise UserError("device=cuda: torch sees no CUDA device here. Use device=cpu or device=auto.")
+    if kind is DeviceKind.mps and not torch.backends.mps.is_available():
+        raise UserError("device=mps: torch sees no Apple GPU here. Use device=cpu or device=auto.")
+    return torch.device(kind.name)
+
+
+def serialize_train_config(config: TrainConfig) -> dict[str, Any]:
+    """Return the config as YAML and JSON can hold it; paths become texts, tags a list of texts."""
+    data = plain(config)
+    assert isinstance(data, dict)
+    data["tags"] = [str(tag) for tag in data["tags"]]
+    return data
+
+
+def default_run_dir(config: TrainConfig) -> Path:
+    """Return a new directory name; the random part keeps launches of the same second apart."""
+    root = Path(os.environ.get("RL_OUTPUTS", "outputs"))
+    return root / config.algo.name / config.env.name / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+
+
+def create_training_run(
+    config: TrainConfig, run_dir: Path | None = None, checkpoint: Path | None = None
+) -> TrainingRun:
+    """Open the run directory, seed the global generators, and write the config and the run card.
+
+    With a checkpoint the run continues in its directory: the original config stays, this one is kept as a resume
+    record, and metric files are cut back to where the checkpoint was taken.
+    """
+    device = resolve_device(config.device.kind)
+    torch.set_num_threads(config.device.threads)
+    _seed_global_generators(config.seed)
+    run_dir = (run_dir or default_run_dir(config)).resolve()
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        restored = None if checkpoint is None else read_checkpoint(checkpoint)
+        if restored is None:
+            OmegaConf.save(OmegaConf.create(serialize_train_config(config)), run_dir / CONFIG_FILE)
+            _write_run_card(run_dir, _new_run_card(config, device))
+        else:
+            cut_back(run_dir, restored["metric_files"])
+            _record_resume(config, run_dir, from_step=restored["session"]["global_step"])
+        writer = MetricsWriter(
+            run_dir, metrics_file=config.logging.metrics_file, tensorboard=config.logging.tensorboard
+        )
+    except OSError as error:
+        raise UserError(f"Cannot write the run directory {run_dir}: {error.strerror or error}.") from None
+    log.info("run directory %s, device %s, preset %s", run_dir, device, config.preset)
+    return TrainingRun(config, run_dir, device, writer, restored)
+
+
+def _seed_global_generators(seed: int) -> None:
+    """Seed what environments and callbacks may draw from; our own code draws from generators of its own."""
+    random.seed(derive_seed(seed, "python"))
+    np.random.seed(derive_seed(seed, "numpy"))  # noqa: NPY002 - third-party code uses it
+    torch.manual_seed(derive_seed(seed, "torch"))
+
+
+def saved_config_file(run_dir: Path) -> Path:
+    """Return the config that the run last used: that of its newest resume, or the original one."""
+    resumes = sorted((run_dir / "resumes").glob("*.yaml"))
+    return resumes[-1] if resumes else run_dir / CONFIG_FILE
+
+
+def _record_resume(config: TrainConfig, run_dir: Path, from_step: int) -> None:
+    records = run_dir / "resumes"
+    records.mkdir(exist_ok=True)
+    number = len(list(records.glob("*.yaml"))) + 1
+    OmegaConf.save(OmegaConf.create(serialize_train_config(config)), records / f"{number:03d}.yaml")
+    card = read_run_card(run_dir)
+    card.setdefault("resumes", []).append(
+        {"from_step": from_step, "total_timesteps": config.total_timesteps, "started": _now(), "command": _command()}
+    )
+    card["status"] = "running"
+    _write_run_card(run_dir, card)
+
+
+def _new_run_card(config: TrainConfig, device: torch.device) -> dict[str, Any]:
+    return {
+        "status": "running",
+        "command": _command(),
+        "started": _now(),
+        "algo": config.algo.name,
+        "env": config.env.id,
+        "preset": config.preset,
+        "seed": config.seed,
+        "tags": list(config.tags),
+        "device": str(device),
+        "threads": config.device.threads,
+        "git": _git_state(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": cpu_name(),
+        "packages": {name: _version(name) for name in _PACKAGES},
+    }
+
+
+def _command() -> list[str]:
+    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _git_state() -> dict[str, Any] | None:
+    """Return commit and dirty flag of the directory the run was started in, or None outside git."""
+    try:
+        commit, status = (
+            subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": commit, "dirty": bool(status)}
+
+
+def read_run_card(run_dir: Path) -> dict[str, Any]:
+    """Return the run card (metadata.json), empty if there is none."""
+    try:
+        card = json.loads((run_dir / METADATA_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return card if isinstance(card, dict) else {}
+
+
+def update_run_card(run_dir: Path, **entries: Any) -> None:
+    """Add to or replace entries of the run card."""
+    _write_run_card(run_dir, {**read_run_card(run_dir), **entries})
+
+
+def _write_run_card(run_dir: Path, card: dict[str, Any]) -> None:
+    staging = run_dir / f".{METADATA_FILE}.staging"
+    staging.write_text(json.dumps(card, indent=2) + "\n")
+    staging.replace(run_dir / METADATA_FILE)
+
+
+def save_training_checkpoint(
+    run: TrainingRun, global_step: int, parts: Mapping[str, Stateful], labels: Sequence[str] = ()
+) -> Path:
+    """Gather the state of every part of the run, write it as one checkpoint, and remove those no longer kept."""
+    state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
+    state["global_generators"] = _global_generator_states()
+    state["metric_files"] = run.writer.lengths()
+    path = write_checkpoint(run.run_dir, global_step, state, labels)
+    prune_checkpoints(run.run_dir, run.config.checkpoint.keep_last)
+    log.info("checkpoint %s%s", path.name, f" ({', '.join(labels)})" if labels else "")
+    return path
+
+
+def restore_training_state(run: TrainingRun, parts: Mapping[str, Stateful]) -> None:
+    """Hand the restored state back to every part of the run."""
+    assert run.restored is not None
+    for name, part in parts.items():
+        part.load_state_dict(run.restored[name])
+    _set_global_generator_states(run.restored["global_generators"])
+
+
+def _global_generator_states() -> dict[str, Any]:
+    name, keys, position, has_gauss, cached_gaussian = np.random.get_state()  # noqa: NPY002 - saved for third parties
+    return {
+        "python": random.getstate(),
+        "numpy": {"name": name, "keys": keys, "rest": (position, has_gauss, cached_gaussian)},
+        "torch": torch.get_rng_state(),
+    }
+
+
+def _set_global_generator_states(states: dict[str, Any]) -> None:
+    random.setstate(states["python"])
+    numpy_state = states["numpy"]
+    np.random.set_state((numpy_state["name"], numpy_state["keys"], *numpy_state["rest"]))  # noqa: NPY002
+    torch.set_rng_state(states["torch"])

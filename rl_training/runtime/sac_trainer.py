@@ -1,0 +1,95 @@
+"""Trains SAC: act with the current stochastic policy, remember every transition, learn from random ones."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from rl_training.algorithms.sac import SACAgent
+from rl_training.config import SACConfig, TrainConfig
+from rl_training.data.replay_buffer import ReplayBuffer
+from rl_training.envs.normalization import Normalizer
+from rl_training.envs.training_envs import TrainingEnvs
+from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.run_utils import create_training_run
+from rl_training.runtime.session import TrainingSession, crossings
+from rl_training.runtime.trainer import TrainResult
+from rl_training.seeding import derive_seed
+from rl_training.spaces import ActionSpec, ContinuousActions, ObservationSpec
+
+
+def build_sac_agent(
+    config: TrainConfig, observation: ObservationSpec, actions: ActionSpec, device: torch.device | None = None
+) -> SACAgent:
+    """Make the agent that this config describes."""
+    assert isinstance(config.algo, SACConfig)
+    assert isinstance(actions, ContinuousActions)
+    return SACAgent(config.algo, observation, actions, num_envs=config.env.num_envs, seed=config.seed, device=device)
+
+
+def train_sac(
+    config: TrainConfig,
+    *,
+    run_dir: Path | None = None,
+    callbacks: Sequence[Callback] = (),
+    checkpoint: Path | None = None,
+) -> TrainResult:
+    """Train SAC to the end of the budget; with a checkpoint, go on from it."""
+    algo = config.algo
+    assert isinstance(algo, SACConfig)
+
+    # Set up
+    run = create_training_run(config, run_dir, checkpoint)
+    envs = TrainingEnvs(config)
+    normalizer = Normalizer(config.env, envs.observation_spec.size, algo.gamma)
+    agent = build_sac_agent(config, envs.observation_spec, envs.action_spec, run.device)
+    replay = ReplayBuffer(
+        algo.buffer_size,
+        envs.num_envs,
+        envs.observation_spec.size,
+        action_size=agent.actions.size,
+        seed=derive_seed(config.seed, "replay sampling"),
+        device=run.device,
+    )
+
+    # Restore
+    with TrainingSession(
+        run, agent=agent, envs=envs, normalizer=normalizer, data=replay, callbacks=callbacks
+    ) as session:
+        if not session.resumed:
+            normalizer.update(envs.reset())
+        observations = envs.observations
+
+        while session.running:
+            # Act
+            if session.global_step < algo.learning_starts:
+                actions = agent.random_actions()
+            else:
+                actions = agent.explore(normalizer.observations(observations))
+
+            # Step
+            step = envs.step(agent.env_actions(actions))
+            normalizer.update(step.observations, step.rewards, step.terminated | step.truncated)
+
+            # Store
+            replay.add(observations, actions, step.rewards, step.next_observations, step.terminated)
+            observations = step.observations
+            before = session.global_step
+            session.record_step(step)
+
+            # Update
+            updates_due = crossings(before, session.global_step, algo.train_every)
+            if updates_due:
+                session.end_collect()
+            if updates_due and session.global_step > algo.learning_starts:
+                metrics = [
+                    agent.update(replay.sample(algo.batch_size, normalizer.observations, normalizer.rewards))
+                    for _ in range(updates_due * algo.gradient_steps)
+                ]
+                session.end_update(metrics, learning_rate=algo.learning_rate)
+
+            # Events
+            session.end_iteration()
+
+        # Finish
+        return session.finish()

@@ -1,0 +1,320 @@
+"""Everything around a training loop that is the same for every algorithm.
+
+A trainer tells the session what happened (a step, the end of a collect phase, an update, the end of an iteration); the
+session counts, logs, evaluates, saves, calls back and decides whether to go on.
+"""
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rl_training.envs.normalization import Normalizer
+from rl_training.envs.training_envs import EnvStep, Episode, TrainingEnvs
+from rl_training.runtime.callbacks import Callback, CallbackList, standard_callbacks
+from rl_training.runtime.checkpointing import checkpoints_dir
+from rl_training.runtime.evaluation import evaluate_agent
+from rl_training.runtime.run_utils import (
+    TrainingRun,
+    restore_training_state,
+    save_training_checkpoint,
+    update_run_card,
+)
+from rl_training.runtime.system import StopSignals
+from rl_training.runtime.trainer import (
+    Agent,
+    CollectResult,
+    EvalResult,
+    Stateful,
+    TrainerState,
+    TrainResult,
+    UpdateResult,
+)
+
+EPISODE_WINDOW = 100
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """A signal ended the run after it was saved; `exit_code` is what a shell expects."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def crossings(before: int, after: int, every: int) -> int:
+    """Count the multiples of `every` in (before, after]: the cadence test that survives jumps and restarts."""
+    return after // every - before // every
+
+
+class TrainingSession:
+    """One run from its first step, or its checkpoint, to its result. Use it as a context manager."""
+
+    def __init__(
+        self,
+        run: TrainingRun,
+        *,
+        agent: Agent,
+        envs: TrainingEnvs,
+        normalizer: Normalizer,
+        data: Stateful,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        """Bring the parts together; a restored checkpoint is handed back to each of them."""
+        self.state = TrainerState(config=run.config, run_dir=run.run_dir, agent=agent)
+        self._run, self._envs, self._normalizer = run, envs, normalizer
+        self._callbacks = CallbackList([*standard_callbacks(run.config), *callbacks])
+        self._signals = StopSignals()
+        self._catching = self._signals.caught()
+        self._finished_episodes: deque[Episode] = deque(maxlen=EPISODE_WINDOW)
+        self._phase_episodes: list[Episode] = []
+        self._phase_start = self._iteration_start = 0
+        self._update_metrics: Sequence[Mapping[str, Tensor]] | dict[str, float] = {}
+        self._schedule: dict[str, float] = {}
+        self._last_evaluation: EvalResult | None = None
+        self._last_row_step = -1
+        self._seconds_before = 0.0
+        self._last_saved = time.monotonic()
+        self._parts: dict[str, Stateful] = {
+            "session": self,
+            "agent": agent,
+            "envs": envs,
+            "normalizer": normalizer,
+            "data": data,
+            "callbacks": self._callbacks,
+        }
+
+    def __enter__(self) -> "TrainingSession":
+        self._catching.__enter__()
+        if self._run.restored is not None:
+            restore_training_state(self._run, self._parts)
+        if self._callbacks.on_train_start is not None:
+            self._callbacks.on_train_start(self.state)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is not None and not isinstance(error, TrainingInterrupted):
+            update_run_card(self.state.run_dir, status="failed", error=f"{type(error).__name__}: {error}")
+        self._catching.__exit__(kind, error, traceback)
+        self._run.writer.close()
+        self._envs.close()
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the run continues from a checkpoint."""
+        return self._run.restored is not None
+
+    @property
+    def global_step(self) -> int:
+        """Return the env steps so far, over all environments."""
+        return self.state.global_step
+
+    @property
+    def done(self) -> bool:
+        """Whether the budget is spent or a callback asked to stop."""
+        return self.state.global_step >= self.state.config.total_timesteps or self.state.stop_reason is not None
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal asks to leave at the next step."""
+        return self._signals.received is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether to begin another iteration."""
+        return not self.done and not self.interrupted
+
+    def record_step(self, step: EnvStep) -> None:
+        """Count one vector step and the episodes that ended in it."""
+        self.state.global_step += self._envs.num_envs
+        if step.episodes:
+            self.state.episodes += len(step.episodes)
+            self._finished_episodes.extend(step.episodes)
+            self._phase_episodes.extend(step.episodes)
+
+    def end_collect(self) -> None:
+        """Tell callbacks that a collect phase is complete."""
+        if self._callbacks.on_collect_end is not None:
+            env_steps = self.state.global_step - self._phase_start
+            self._callbacks.on_collect_end(self.state, CollectResult(env_steps, tuple(self._phase_episodes)))
+        self._phase_start = self.state.global_step
+        self._phase_episodes.clear()
+
+    def end_update(self, metrics: Sequence[Mapping[str, Tensor]], **schedule: float) -> None:
+        """Count the gradient steps of an update; `metrics` has one mapping for each, `schedule` the values in force."""
+        self.state.gradient_steps += len(metrics)
+        self._update_metrics = metrics
+        self._schedule = schedule
+        if self._callbacks.on_update_end is not None:
+            self._callbacks.on_update_end(self.state, UpdateResult(len(metrics), _mean_tensors(metrics)))
+
+    def end_iteration(self) -> None:
+        """Log, evaluate and save where their cadences say so; the end of the run is left to `finish`."""
+        before, after = self._iteration_start, self.state.global_step
+        self._iteration_start = after
+        if self.done:
+            return
+        config = self.state.config
+        row: dict[str, float] = {}
+        if crossings(before, after, config.logging.every):
+            row.update(self._training_metrics())
+        evaluation = None
+        if config.eval.every is not None and config.eval.episodes and crossings(before, after, config.eval.every):
+            evaluation = self._evaluate()
+            row.update(evaluation.metrics())
+        if row:
+            self._write_row(row)
+        if evaluation is not None:
+            self._announce(evaluation)
+        if self.state.checkpoint_requested or self._checkpoint_due(before, after):
+            self._save()
+
+    def finish(self) -> TrainResult:
+        """End the run: after a signal save and raise, otherwise evaluate, save and return the result."""
+        if self.interrupted and not self.done:
+            raise self._interruption()
+        if self._last_row_step != self.state.global_step:
+            row = self._training_metrics()
+            evaluation = self._evaluate() if self.state.config.eval.episodes else None
+            if evaluation is not None:
+                row.update(evaluation.metrics())
+            self._write_row(row)
+            if evaluation is not None:
+                self._announce(evaluation)
+        path = self._save()
+        result = TrainResult(self.state.run_dir, path, dict(self.state.metrics))
+        self._close_run_card("finished", result=result.metrics, stop_reason=self.state.stop_reason)
+        if self._callbacks.on_train_end is not None:
+            self._callbacks.on_train_end(self.state, result)
+        return result
+
+    def _interruption(self) -> TrainingInterrupted:
+        assert self._signals.received is not None
+        self._save()
+        self._close_run_card("interrupted")
+        name = self._signals.received.name
+        message = (
+            f"{name}: saved at step {self.state.global_step:,}. Continue with: "
+            f"python -m rl_training.train resume={_shortest_path(self.state.run_dir)}"
+        )
+        return TrainingInterrupted(message, 128 + self._signals.received.value)
+
+    def _close_run_card(self, status: str, **entries: Any) -> None:
+        update_run_card(
+            self.state.run_dir,
+            status=status,
+            global_step=self.state.global_step,
+            wall_seconds=round(self._seconds(), 3),
+            **entries,
+        )
+
+    def _seconds(self) -> float:
+        return self._seconds_before + time.monotonic() - self._run.started
+
+    def _training_metrics(self) -> dict[str, float]:
+        row: dict[str, float] = {
+            "train/gradient_steps": self.state.gradient_steps,
+            "train/episodes": self.state.episodes,
+        }
+        if self._finished_episodes:
+            count = len(self._finished_episodes)
+            row["episode/return_mean"] = sum(episode.episode_return for episode in self._finished_episodes) / count
+            row["episode/length_mean"] = sum(episode.length for episode in self._finished_episodes) / count
+        row.update(self._update_values())
+        row.update({f"schedule/{name}": value for name, value in self._schedule.items()})
+        seconds = self._seconds()
+        row["time/seconds"] = seconds
+        row["time/steps_per_second"] = self.state.global_step / seconds
+        return row
+
+    def _update_values(self) -> dict[str, float]:
+        """Return the last update's metrics as numbers: the one place where the loop waits for the device."""
+        if not isinstance(self._update_metrics, dict):
+            means = _mean_tensors(self._update_metrics)
+            self._update_metrics = {key: float(value) for key, value in means.items()}
+        return self._update_metrics
+
+    def _write_row(self, row: dict[str, float]) -> None:
+        self.state.metrics.update(row)
+        self._run.writer.write(self.state.global_step, row)
+        self._last_row_step = self.state.global_step
+
+    def _evaluate(self) -> EvalResult:
+        config = self.state.config.eval
+        self._last_evaluation = evaluate_agent(
+            self.state.agent,
+            self.state.config,
+            self._normalizer,
+            episodes=config.episodes,
+            seed=config.seed,
+            global_step=self.state.global_step,
+        )
+        return self._last_evaluation
+
+    def _announce(self, evaluation: EvalResult) -> None:
+        if self._callbacks.on_eval_end is not None:
+            self._callbacks.on_eval_end(self.state, evaluation)
+
+    def _checkpoint_due(self, before: int, after: int) -> bool:
+        config = self.state.config.checkpoint
+        if config.every is not None and crossings(before, after, config.every):
+            return True
+        return config.every_seconds is not None and time.monotonic() - self._last_saved >= config.every_seconds
+
+    def _save(self) -> Path:
+        labels = sorted(self.state.checkpoint_labels)
+        self.state.checkpoint_labels.clear()
+        self.state.checkpoint_requested = False
+        path = save_training_checkpoint(self._run, self.state.global_step, self._parts, labels)
+        self._last_saved = time.monotonic()
+        return path
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the counters and whatever the next metric row depends on."""
+        return {
+            "global_step": self.state.global_step,
+            "gradient_steps": self.state.gradient_steps,
+            "episodes": self.state.episodes,
+            "iteration_start": self._iteration_start,
+            "phase_start": self._phase_start,
+            "last_row_step": self._last_row_step,
+            "finished_episodes": [[episode.episode_return, episode.length] for episode in self._finished_episodes],
+            "phase_episodes": [[episode.episode_return, episode.length] for episode in self._phase_episodes],
+            "update_metrics": self._update_values(),
+            "schedule": self._schedule,
+            "metrics": self.state.metrics,
+            "seconds": self._seconds(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self.state.global_step = state["global_step"]
+        self.state.gradient_steps = state["gradient_steps"]
+        self.state.episodes = state["episodes"]
+        self.state.metrics = state["metrics"]
+        self._iteration_start = state["iteration_start"]
+        self._phase_start = state["phase_start"]
+        self._last_row_step = state["last_row_step"]
+        self._finished_episodes.extend(Episode(*values) for values in state["finished_episodes"])
+        self._phase_episodes = [Episode(*values) for values in state["phase_episodes"]]
+        self._update_metrics = state["update_metrics"]
+        self._schedule = state["schedule"]
+        self._seconds_before = state["seconds"]
+
+
+def _mean_tensors(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    return {key: torch.stack([entry[key] for entry in metrics]).mean() for key in metrics[0]} if metrics else {}
+
+
+def _shortest_path(path: Path) -> Path:
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path

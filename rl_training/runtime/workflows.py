@@ -1,0 +1,127 @@
+"""What one does with a run directory: evaluate a checkpoint of it, or go on training."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rl_training.config import TrainConfig
+from rl_training.config.conversion import load_yaml, typed_config
+from rl_training.envs.factory import probe_spaces
+from rl_training.envs.normalization import Normalizer
+from rl_training.errors import ConfigError, UserError
+from rl_training.experiment import registry
+from rl_training.runtime.checkpointing import checkpoints_dir, find_checkpoint, read_checkpoint
+from rl_training.runtime.evaluation import evaluate_agent
+from rl_training.runtime.run_utils import (
+    read_run_card,
+    resolve_device,
+    saved_config_file,
+    serialize_train_config,
+)
+from rl_training.runtime.trainer import EvalResult, TrainResult
+
+if TYPE_CHECKING:
+    from rl_training.runtime.callbacks import Callback
+
+# What may change when a run is resumed: none of it, except the budget's schedules, touches what is learned.
+RESUMABLE_CHANGES = ("total_timesteps", "logging", "eval", "checkpoint", "device", "tags", "resume")
+
+
+def locate_run(path: Path) -> Path:
+    """Return the run directory of a run directory or of one of its checkpoints."""
+    path = path.expanduser().resolve()
+    run_dir = path.parent.parent if path.parent.name == checkpoints_dir(path).name else path
+    if not path.is_dir():
+        raise UserError(f"{path} does not exist; name a run directory such as outputs/ppo/cartpole/<time>-<id>.")
+    if not saved_config_file(run_dir).is_file():
+        raise UserError(f"{path} is not a run directory: it has no config.yaml.")
+    return run_dir
+
+
+def load_run_config(run_dir: Path) -> TrainConfig:
+    """Return the config that a run last used."""
+    data = load_yaml(saved_config_file(run_dir))
+    name = data.get("algo", {}).get("name", "")
+    return typed_config(data, registry.get(name).config_class)
+
+
+def evaluate_checkpoint(
+    path: Path | str,
+    *,
+    checkpoint: str = "best",
+    episodes: int = 20,
+    seed: int | None = None,
+    on_episode: Callable[[int], None] | None = None,
+) -> EvalResult:
+    """Play seeded deterministic episodes with a checkpoint of a run ("best", "last" or a step), or with `path` itself."""
+    path = Path(path)
+    run_dir = locate_run(path)
+    config = load_run_config(run_dir)
+    chosen = find_checkpoint(path, checkpoint)
+    state = read_checkpoint(chosen)
+
+    observation, actions = probe_spaces(config.env)
+    build_agent = registry.get(config.algo.name).load_build_agent()
+    agent = build_agent(config, observation, actions, resolve_device(config.device.kind))
+    normalizer = Normalizer(config.env, observation.size, config.algo.gamma)
+    agent.load_state_dict(state["agent"])
+    normalizer.load_state_dict(state["normalizer"])
+    return evaluate_agent(
+        agent,
+        config,
+        normalizer,
+        episodes=episodes,
+        seed=config.eval.seed if seed is None else seed,
+        global_step=state["session"]["global_step"],
+        on_episode=on_episode,
+    )
+
+
+def resume_training(
+    path: Path | str, *, config: TrainConfig | None = None, callbacks: Sequence["Callback"] = ()
+) -> TrainResult:
+    """Go on with a run in its own directory, from its newest intact checkpoint or from the one that `path` names.
+
+    `config` may differ from the saved one only in `RESUMABLE_CHANGES`.
+    """
+    path = Path(path)
+    run_dir = locate_run(path)
+    saved = load_run_config(run_dir)
+    if config is None:
+        config = saved
+    else:
+        check_resumable(saved, config)
+    checkpoint = find_checkpoint(path)
+    train = registry.get(config.algo.name).load_train()
+    return train(config, run_dir=run_dir, callbacks=callbacks, checkpoint=checkpoint)
+
+
+def finished_step(path: Path) -> int | None:
+    """Return the step at which a run finished, or None if it has more to do."""
+    card = read_run_card(locate_run(path))
+    return int(card["global_step"]) if card.get("status") == "finished" else None
+
+
+def check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
+    """Refuse changes that would make the resumed run another run."""
+    differences = [
+        f"{key}: {before} -> {after}"
+        for key, before, after in _differences(serialize_train_config(saved), serialize_train_config(config))
+        if key.split(".")[0] not in RESUMABLE_CHANGES
+    ]
+    if differences:
+        raise ConfigError(
+            f"A resumed run cannot change {'; '.join(differences)}. "
+            f"It may change {', '.join(RESUMABLE_CHANGES[:-1])}; for the rest start a new run."
+        )
+
+
+def _differences(before: Any, after: Any, prefix: str = "") -> list[tuple[str, Any, Any]]:
+    if isinstance(before, dict) and isinstance(after, dict):
+        keys = [*before, *(key for key in after if key not in before)]
+        return [
+            difference
+            for key in keys
+            for difference in _differences(before.get(key), after.get(key), f"{prefix}.{key}" if prefix else key)
+        ]
+    return [] if before == after else [(prefix, before, after)]
