@@ -8,9 +8,9 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -27,8 +27,6 @@ from rl_training.errors import UserError, did_you_mean
 from rl_training.experiment import registry
 from rl_training.experiment.default_manager import DefaultExperimentManager, check_experiment
 from rl_training.runtime.system import pin_threads
-
-Result = TypeVar("Result")
 
 
 def train_main() -> None:
@@ -90,11 +88,21 @@ class Preflight(Callback):
         with open_dict(composed):
             del composed["hydra"]
         try:
+            _check_preset_exists(config)
             checked = checked_config(composed)
             _leave_if_finished(checked)
         except UserError as error:
             # Hydra turns other exceptions of a callback into warnings.
             fail(str(error))
+
+
+def _check_preset_exists(config: DictConfig) -> None:
+    """Refuse tuned=<name> if nothing has that name: Hydra would leave the optional preset out without a word."""
+    asked = [override for override in config.hydra.overrides.task if override.startswith("tuned=")]
+    if asked and asked[-1] != "tuned=none" and config.preset is None:
+        presets = sorted(path.stem for path in (conf_dir() / "tuned").glob("*.yaml"))
+        name = asked[-1].partition("=")[2]
+        raise UserError(f"{asked[-1]} does not exist.{did_you_mean(name, presets)} Choose from {', '.join(presets)}.")
 
 
 def _leave_if_finished(config: TrainConfig) -> None:
@@ -169,11 +177,14 @@ def describe_hydra_error(error: HydraException) -> str:
         return f"{group}={choice} does not exist.{did_you_mean(choice, options)} Choose from {', '.join(options)}."
     if isinstance(error.__cause__, OmegaConfBaseException):
         return describe_omegaconf_error(error.__cause__)
-    return " ".join(str(error).split())
+    problem = " ".join(str(error).split()).partition(" See https")[0]
+    if "Lexer" in problem or "parsing override" in problem:
+        problem += """. Write key=value; a value with special characters needs quotes, as in 'key="a~b"'."""
+    return problem
 
 
 def parse_key_values(
-    arguments: Sequence[str], converters: dict[str, Callable[[str], Any]], usage: str
+    arguments: Sequence[str], converters: Mapping[str, Callable[[str], Any]], usage: str
 ) -> dict[str, list[Any]]:
     """Parse the key=value arguments of a command that is no Hydra app; a key may repeat.
 

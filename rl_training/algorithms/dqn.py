@@ -84,7 +84,7 @@ class DQNAgent:
     @torch.inference_mode()
     def _greedy(self, observations: NDArray[np.float32]) -> NDArray[np.int64]:
         q_values = self.q_network(torch.from_numpy(observations).to(self.device))
-        return q_values.argmax(-1).cpu().numpy()  # type: ignore[no-any-return]
+        return q_values.argmax(-1).cpu().numpy()
 
     def update(self, batch: Transitions) -> dict[str, Tensor]:
         """Take one gradient step on a batch; returns detached metrics."""

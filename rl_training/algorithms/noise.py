@@ -42,7 +42,7 @@ class NoiseBlocks:
         if position == 0 and self._steps:
             self._block = self._draw_block(self._steps // self.BLOCK_STEPS)
         self._steps += 1
-        return self._block[position]  # type: ignore[no-any-return]
+        return self._block[position]
 
     def _draw_block(self, index: int) -> NDArray[np.float32]:
         generator = np.random.default_rng(derive_seed(self._seed, "noise block", index))

@@ -24,7 +24,7 @@ def clipped_policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: float
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """Half the mean squared error to the returns; with a clip range, the worse of the clipped and the free prediction."""
+    """Half the mean squared error; with a clip range, that of the worse of the clipped and the free prediction."""
     squared_error = (values - returns).square()
     if clip_range is not None:
         clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
@@ -95,7 +95,7 @@ class PPOAgent:
     @torch.inference_mode()
     def _action_parameters(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
         parameters = self.network.action_parameters(torch.from_numpy(observations).to(self.device))
-        return parameters.cpu().numpy()  # type: ignore[no-any-return]
+        return parameters.cpu().numpy()
 
     @torch.no_grad()
     def values(self, observations: Tensor) -> Tensor:

@@ -89,15 +89,15 @@ class SACAgent:
         """Sample an action in (-1, 1) of the current policy for each environment."""
         mean, log_std = self.actor(torch.from_numpy(observations).to(self.device))
         noise = torch.from_numpy(self.noise.next()).to(self.device)
-        return torch.tanh(mean + log_std.exp() * noise).cpu().numpy()  # type: ignore[no-any-return]
+        return torch.tanh(mean + log_std.exp() * noise).cpu().numpy()
 
     def random_actions(self) -> NDArray[np.float32]:
         """Draw uniform actions in [-1, 1), for the steps before learning starts."""
-        return 2.0 * self.warmup_noise.next() - 1.0
+        return np.float32(2.0) * self.warmup_noise.next() - np.float32(1.0)
 
     def env_actions(self, actions: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scale actions from [-1, 1] to the environment's bounds."""
-        return self._center + self._half_range * actions
+        return np.asarray(self._center + self._half_range * actions, np.float32)
 
     def update(self, batch: Transitions) -> dict[str, Tensor]:
         """Take one gradient step on critics, actor and temperature, then move the targets; returns detached metrics."""

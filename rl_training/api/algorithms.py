@@ -43,10 +43,10 @@ PPO, DQN, SAC = PPOConfig, DQNConfig, SACConfig
 
 
 def make_config(algo: str | AlgoConfig, env: str | EnvConfig, *, preset: bool = True, **settings: Any) -> TrainConfig:
-    """Build a config from an algorithm (a name or its settings) and an environment (a name, a Gymnasium id or settings).
+    """Build a config from an algorithm (name or settings) and an environment (name, Gymnasium id or settings).
 
     Named pairs that have a tuned preset start from it, as on the command line; `preset=False` starts from the
-    defaults. `settings` are fields of `TrainConfig` and win over both: total_timesteps=…, seed=…, eval={"episodes": 50}.
+    defaults. `settings` are fields of `TrainConfig` and win: total_timesteps=…, seed=…, eval={"episodes": 50}.
     """
     spec = registry.get(algo if isinstance(algo, str) else algo.name)
     env_settings = (shipped_env(env) or {"id": env}) if isinstance(env, str) else plain(env)

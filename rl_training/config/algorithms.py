@@ -62,7 +62,7 @@ class PPOConfig(AlgoConfig):
     num_epochs: int = option(10, "Passes over each rollout.", at_least=1)
     gae_lambda: float = option(
         0.95, "Generalised advantage estimation: 0 is one-step, 1 is Monte Carlo.", at_least=0, at_most=1
-    )  # noqa: E501
+    )
     clip_range: float = option(0.2, "How far the probability ratio may move from 1.", above=0)
     clip_range_schedule: Schedule = option(Schedule.constant, "How the clip range moves over the budget.")
     value_clip_range: float | None = option(None, "Clip the change of the value prediction; null is off.", above=0)
@@ -71,7 +71,7 @@ class PPOConfig(AlgoConfig):
     value_coef: float = option(0.5, "Weight of the value loss.", at_least=0)
     target_kl: float | None = option(
         None, "End an iteration's epochs beyond 1.5 x this divergence; null is off.", above=0
-    )  # noqa: E501
+    )
     share_network: bool = option(False, "Actor and critic share their hidden layers.")
     orthogonal_init: bool = option(True, "Orthogonal weights, with a small last layer in the actor.")
     initial_log_std: float = option(0.0, "Logarithm of the first action deviation (continuous actions).")
@@ -82,8 +82,9 @@ class PPOConfig(AlgoConfig):
         rollout = self.num_steps * config.env.num_envs
         if self.minibatch_size > rollout:
             raise ConfigError(
-                f"algo.minibatch_size={self.minibatch_size} is larger than a rollout of algo.num_steps x env.num_envs = "
-                f"{self.num_steps} x {config.env.num_envs} = {rollout} transitions. Try algo.minibatch_size={rollout}."
+                f"algo.minibatch_size={self.minibatch_size} is larger than a rollout of algo.num_steps x env.num_envs "
+                f"= {self.num_steps} x {config.env.num_envs} = {rollout} transitions. "
+                f"Try algo.minibatch_size={rollout}."
             )
 
 
@@ -135,6 +136,6 @@ class SACConfig(OffPolicyConfig):
     temperature: float = option(1.0, "Weight of the entropy: the first value if learned, else fixed.", above=0)
     target_entropy: float | None = option(
         None, "Entropy to keep, in nats; null is minus the number of action dimensions."
-    )  # noqa: E501
+    )
     activation: Activation = option(Activation.relu, "Nonlinearity between layers.")
     hidden_sizes: list[int] = option([256, 256], "Width of each hidden layer.", at_least=1)

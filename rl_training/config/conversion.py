@@ -71,10 +71,10 @@ def describe_omegaconf_error(error: OmegaConfBaseException) -> str:
 
 
 def _unknown_key(key: str, section_class: Any) -> str:
-    *parents, name = key.split(".")
+    name = key.rpartition(".")[2]
     choices = [field.name for field in dataclasses.fields(section_class)]
-    section = ".".join(parents) or "the configuration"
-    return f"Unknown key {key}.{did_you_mean(name, choices)} {section} has: {', '.join(choices)}."
+    suggestion = did_you_mean(name, choices) or f" Choose from {', '.join(choices)}."
+    return f"Unknown key {key}.{suggestion}"
 
 
 def _unknown_keys(node: Any, prefix: str) -> Any:

@@ -1,7 +1,7 @@
 """Dataclass fields that carry their meaning and their range, and the one check that enforces both.
 
-Values from Hydra arrive typed. Values from Python do not, so `check_fields` also converts what is harmless ("tanh" to an
-Enum, 1e5 to an int) and refuses the rest in the words a user typed.
+Values from Hydra arrive typed. Values from Python do not, so `check_fields` also converts what is harmless ("tanh" to
+an Enum, 1e5 to an int) and refuses the rest in the words a user typed.
 """
 
 import dataclasses

@@ -136,7 +136,7 @@ class RolloutBuffer:
             )
         )
         order = torch.randperm(self.num_steps * self.num_envs, generator=self._shuffle).to(self.device)
-        for indices in order.split(minibatch_size):
+        for indices in torch.split(order, minibatch_size):
             yield RolloutBatch(*(tensor[indices] for tensor in flat))
 
     def state_dict(self) -> dict[str, Any]:

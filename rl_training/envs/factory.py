@@ -10,8 +10,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from rl_training.config import EnvConfig, TrainConfig
-from rl_training.errors import UserError, did_you_mean
 from rl_training.envs.snapshots import EpisodeRecorder
+from rl_training.errors import UserError, did_you_mean
 from rl_training.seeding import derive_seed
 from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions, ObservationSpec
 

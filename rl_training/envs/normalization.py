@@ -57,7 +57,7 @@ class Normalizer:
     def update(
         self, observations: NDArray[np.float32], rewards: NDArray[np.float32] | None = None, dones: Any = None
     ) -> None:
-        """Take in the raw observations [N, D] of one vector step and, except at the first reset, its rewards and ends."""
+        """Take in the raw observations [N, D] of a vector step and, except at the first reset, its rewards and ends."""
         if self.config.normalize_observation:
             self._observations.update(observations.astype(np.float64))
         if self.config.normalize_reward and rewards is not None:
@@ -79,7 +79,7 @@ class Normalizer:
             return raw
         scaled = raw / np.sqrt(self._returns.variance + _EPSILON)
         limit = self.config.clip_reward
-        return np.clip(scaled, -limit, limit).astype(np.float32)  # type: ignore[no-any-return]
+        return np.clip(scaled, -limit, limit).astype(np.float32)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the statistics."""

@@ -1,7 +1,7 @@
 """Environment state without pickle: remember how the episode began and every action since, and play it again.
 
-Copying or pickling an environment is silently wrong for MuJoCo and impossible for Box2D. Replaying rebuilds the state of
-the simulator and of every wrapper below, and it checks itself: the last observation must come out the same.
+Copying or pickling an environment is silently wrong for MuJoCo and impossible for Box2D. Replaying rebuilds the state
+of the simulator and of every wrapper below, and it checks itself: the last observation must come out the same.
 """
 
 from typing import Any
@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.core import ActType, ObsType
 
-# An episode longer than this is not recorded to its end: neither memory nor the time of a resume may grow without bound.
+# A longer episode is not recorded to its end: neither memory nor the time of a resume may grow without bound.
 MAX_RECORDED_STEPS = 100_000
 
 

@@ -112,5 +112,5 @@ class ObservationEncoder:
     def __call__(self, observations: Any) -> NDArray[np.float32]:
         """Encode; always a copy, because the environment reuses its arrays."""
         if self._one_hot is not None:
-            return self._one_hot[np.asarray(observations) - self._start]  # type: ignore[no-any-return]
+            return self._one_hot[np.asarray(observations) - self._start]
         return np.array(observations, dtype=np.float32)

@@ -48,11 +48,11 @@ class ActorCritic(nn.Module):
 
     def action_parameters(self, observations: Tensor) -> Tensor:
         """Logits [B, K], or means [B, A]."""
-        return self.actor_head(self.actor_body(observations))  # type: ignore[no-any-return]
+        return self.actor_head(self.actor_body(observations))
 
     def values(self, observations: Tensor) -> Tensor:
         """State values [B]."""
-        return self.critic_head(self.critic_body(observations)).squeeze(-1)  # type: ignore[no-any-return]
+        return self.critic_head(self.critic_body(observations)).squeeze(-1)
 
     def log_probs_and_entropy(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability [B] of each action and entropy [B] of the policy at each observation."""

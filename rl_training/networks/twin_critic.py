@@ -1,4 +1,4 @@
-"""SAC's critics: two independent action-value networks, whose minimum resists overestimation (Fujimoto et al., 2018)."""
+"""SAC's critics: two action-value networks, whose minimum resists overestimation (Fujimoto et al., 2018)."""
 
 import torch
 from torch import Tensor, nn

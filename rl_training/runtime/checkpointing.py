@@ -6,7 +6,8 @@
         tensors.pt      read with torch.load(weights_only=True)
         arrays.npz      read with allow_pickle=False
 
-It is written beside its final name, synced to disk file by file, and renamed. Loading a stranger's checkpoint runs no code.
+It is written beside its final name, synced to disk file by file, and renamed. Loading a stranger's checkpoint runs no
+code.
 """
 
 import contextlib
@@ -78,14 +79,15 @@ def write_checkpoint(run_dir: Path, global_step: int, state: dict[str, Any], lab
 
 def _write_files(staging: Path, global_step: int, state: dict[str, Any], labels: Sequence[str]) -> None:
     tree, tensors, arrays = split(state)
-    files = {}
+    files: dict[str, Any] = {}
     with _durable(staging / STATE, files) as path:
         path.write_text(json.dumps(tree))
     with _durable(staging / TENSORS, files) as path:
         torch.save(tensors, path)
     with _durable(staging / ARRAYS, files) as path:
-        # npz names cannot start with a slash; numbers stand for the paths, which the first entry lists.
-        np.savez(path, **{f"array_{index}": array for index, array in enumerate(arrays.values())})
+        # Paths are no good names inside a zip file; the manifest lists them in this order.
+        named: dict[str, Any] = {f"array_{index}": array for index, array in enumerate(arrays.values())}
+        np.savez(path, **named)
     manifest = {
         "format_version": FORMAT_VERSION,
         "global_step": global_step,
@@ -177,7 +179,7 @@ def intact_checkpoints(run_dir: Path) -> list[CheckpointInfo]:
 
 
 def find_checkpoint(path: Path, which: str = "last") -> Path:
-    """Return a checkpoint of a run: "last", "best" (or last if none is), a step number, or `path` if it is one itself."""
+    """Return a checkpoint of a run: "last", "best" (else last), a step number; or `path`, if it is one itself."""
     if (path / MANIFEST).is_file():
         return path
     if not checkpoints_dir(path).is_dir():

@@ -54,10 +54,11 @@ def evaluate_agent(
 @contextlib.contextmanager
 def _global_generators_preserved() -> Iterator[None]:
     """Restore Python's, numpy's and torch's global generators after the block: environments may draw from them."""
-    python_state, numpy_state, torch_state = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    python_state, torch_state = random.getstate(), torch.get_rng_state()
+    numpy_state = np.random.get_state()  # noqa: NPY002 - third-party code draws from it
     try:
         yield
     finally:
         random.setstate(python_state)
-        np.random.set_state(numpy_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
         torch.set_rng_state(torch_state)

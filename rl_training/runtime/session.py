@@ -17,7 +17,6 @@ from torch import Tensor
 from rl_training.envs.normalization import Normalizer
 from rl_training.envs.training_envs import EnvStep, Episode, TrainingEnvs
 from rl_training.runtime.callbacks import Callback, CallbackList, standard_callbacks
-from rl_training.runtime.checkpointing import checkpoints_dir
 from rl_training.runtime.evaluation import evaluate_agent
 from rl_training.runtime.run_utils import (
     TrainingRun,

@@ -53,7 +53,7 @@ def evaluate_checkpoint(
     seed: int | None = None,
     on_episode: Callable[[int], None] | None = None,
 ) -> EvalResult:
-    """Play seeded deterministic episodes with a checkpoint of a run ("best", "last" or a step), or with `path` itself."""
+    """Play seeded deterministic episodes with a checkpoint of a run ("best", "last", a step), or with `path` itself."""
     path = Path(path)
     run_dir = locate_run(path)
     config = load_run_config(run_dir)
