@@ -76,7 +76,7 @@ class TensorBoard:
         self._file.flush()
 
     def _open(self) -> None:
-        """Start a file of this process; TensorBoard reads the event files of a directory in the order of their names."""
+        """Start a file of this process; TensorBoard reads the event files of a directory in order of name."""
         self._path.mkdir(exist_ok=True)
         part = len(list(self._path.glob("events.out.tfevents.*")))
         self._file = (self._path / f"events.out.tfevents.{part:04d}").open("xb")
