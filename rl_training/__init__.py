@@ -26,6 +26,8 @@ if TYPE_CHECKING:
         train_sac,
     )
 
+__version__ = "0.1.0"
+
 __all__ = [
     "DQN",
     "PPO",

@@ -45,14 +45,18 @@ def train_main() -> None:
     except HydraException as error:
         fail(describe_hydra_error(error))
     except KeyboardInterrupt as error:
-        print(str(error) or "interrupted", file=sys.stderr)
-        sys.exit(getattr(error, "exit_code", 130))
+        leave(str(error) or "interrupted", getattr(error, "exit_code", 130))
 
 
 def fail(message: str) -> NoReturn:
     """Leave with a one-line error."""
-    print(f"error: {message}", file=sys.stderr)
-    sys.exit(1)
+    leave(f"error: {message}", 1)
+
+
+def leave(message: str, exit_code: int) -> NoReturn:
+    """Say one last line, over an unfinished progress line if there is one, and exit."""
+    print(f"\r\x1b[K{message}" if sys.stderr.isatty() else message, file=sys.stderr)
+    sys.exit(exit_code)
 
 
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")

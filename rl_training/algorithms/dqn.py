@@ -68,9 +68,9 @@ class DQNAgent:
         """Return the best action for each observation, as the environment takes it."""
         return self.env_actions(self._greedy(observations))
 
-    def explore(self, observations: NDArray[np.float32], epsilon: float) -> NDArray[np.int64]:
+    def explore(self, observations: NDArray[np.float32], vector_step: int, epsilon: float) -> NDArray[np.int64]:
         """Return the best action for each environment, or a random one with probability epsilon."""
-        chance, choice = self.noise.next()
+        chance, choice = self.noise.at(vector_step)
         random_actions = (choice * self.actions.count).astype(np.int64)
         exploring = chance < epsilon
         if exploring.all():
@@ -108,7 +108,6 @@ class DQNAgent:
             "q_network": self.q_network.state_dict(),
             "target_network": self.target_network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "noise": self.noise.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -116,4 +115,3 @@ class DQNAgent:
         self.q_network.load_state_dict(state["q_network"])
         self.target_network.load_state_dict(state["target_network"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.noise.load_state_dict(state["noise"])

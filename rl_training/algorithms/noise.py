@@ -1,7 +1,6 @@
 """Exploration noise, drawn in blocks: one random call per thousand steps instead of one per step."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,32 +26,20 @@ def gumbel(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np
 
 
 class NoiseBlocks:
-    """A stream of noise arrays whose whole state is a counter, because block b derives from (seed, b) alone."""
+    """Noise by vector step, drawn in blocks that derive from (seed, block number) alone: there is no state to save."""
 
     BLOCK_STEPS = 1024
 
     def __init__(self, draw: Draw, shape: tuple[int, ...], *, seed: int) -> None:
         self._draw, self._shape, self._seed = draw, shape, seed
-        self._steps = 0
-        self._block = self._draw_block(0)
+        self._block_number = -1
+        self._block = np.zeros((0, *shape), np.float32)
 
-    def next(self) -> NDArray[np.float32]:
-        """Return the noise of one vector step."""
-        position = self._steps % self.BLOCK_STEPS
-        if position == 0 and self._steps:
-            self._block = self._draw_block(self._steps // self.BLOCK_STEPS)
-        self._steps += 1
+    def at(self, vector_step: int) -> NDArray[np.float32]:
+        """Return the noise of this vector step, the same whenever it is asked for."""
+        number, position = divmod(vector_step, self.BLOCK_STEPS)
+        if number != self._block_number:
+            generator = np.random.default_rng(derive_seed(self._seed, "noise block", number))
+            self._block = self._draw(generator, (self.BLOCK_STEPS, *self._shape))
+            self._block_number = number
         return self._block[position]
-
-    def _draw_block(self, index: int) -> NDArray[np.float32]:
-        generator = np.random.default_rng(derive_seed(self._seed, "noise block", index))
-        return self._draw(generator, (self.BLOCK_STEPS, *self._shape))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the counter."""
-        return {"steps": self._steps}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to the saved position of the stream."""
-        self._steps = state["steps"]
-        self._block = self._draw_block(self._steps // self.BLOCK_STEPS)

@@ -77,10 +77,10 @@ class PPOAgent:
         parameters = self._action_parameters(observations)
         return self.env_actions(parameters.argmax(-1) if self.network.discrete else parameters)
 
-    def explore(self, observations: NDArray[np.float32]) -> NDArray[Any]:
-        """Sample an action of the current policy for each environment."""
+    def explore(self, observations: NDArray[np.float32], vector_step: int) -> NDArray[Any]:
+        """Sample an action of the current policy for each environment; the step decides the noise."""
         parameters = self._action_parameters(observations)
-        noise = self.noise.next()
+        noise = self.noise.at(vector_step)
         if self.network.discrete:
             return (parameters + noise).argmax(-1)
         std = np.exp(self.network.log_std.detach().cpu().numpy())
@@ -138,11 +138,9 @@ class PPOAgent:
         return {
             "network": self.network.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "noise": self.noise.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self.network.load_state_dict(state["network"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.noise.load_state_dict(state["noise"])

@@ -85,15 +85,15 @@ class SACAgent:
         return self.env_actions(torch.tanh(mean).cpu().numpy())
 
     @torch.inference_mode()
-    def explore(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Sample an action in (-1, 1) of the current policy for each environment."""
+    def explore(self, observations: NDArray[np.float32], vector_step: int) -> NDArray[np.float32]:
+        """Sample an action in (-1, 1) of the current policy for each environment; the step decides the noise."""
         mean, log_std = self.actor(torch.from_numpy(observations).to(self.device))
-        noise = torch.from_numpy(self.noise.next()).to(self.device)
+        noise = torch.from_numpy(self.noise.at(vector_step)).to(self.device)
         return torch.tanh(mean + log_std.exp() * noise).cpu().numpy()
 
-    def random_actions(self) -> NDArray[np.float32]:
+    def random_actions(self, vector_step: int) -> NDArray[np.float32]:
         """Draw uniform actions in [-1, 1), for the steps before learning starts."""
-        return np.float32(2.0) * self.warmup_noise.next() - np.float32(1.0)
+        return np.float32(2.0) * self.warmup_noise.at(vector_step) - np.float32(1.0)
 
     def env_actions(self, actions: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scale actions from [-1, 1] to the environment's bounds."""
@@ -141,8 +141,6 @@ class SACAgent:
             "actor_optimizer": self.actor_optimizer.state_dict(),
             "critic_optimizer": self.critic_optimizer.state_dict(),
             "temperature_optimizer": self.temperature_optimizer.state_dict(),
-            "noise": self.noise.state_dict(),
-            "warmup_noise": self.warmup_noise.state_dict(),
             "update_noise": self._update_noise.get_state(),
         }
 
@@ -156,6 +154,4 @@ class SACAgent:
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])
-        self.noise.load_state_dict(state["noise"])
-        self.warmup_noise.load_state_dict(state["warmup_noise"])
         self._update_noise.set_state(state["update_noise"])

@@ -68,7 +68,7 @@ def train_dqn(
                 epsilon = epsilon_at(
                     session.state.progress, algo.initial_epsilon, algo.final_epsilon, algo.exploration_fraction
                 )
-            actions = agent.explore(normalizer.observations(observations), epsilon)
+            actions = agent.explore(normalizer.observations(observations), session.vector_step, epsilon)
 
             # Step
             step = envs.step(agent.env_actions(actions))

@@ -65,7 +65,7 @@ def train_ppo(
         while session.running:
             while not rollout.full and not session.interrupted:
                 # Act
-                actions = agent.explore(observations)
+                actions = agent.explore(observations, session.vector_step)
 
                 # Step
                 step = envs.step(agent.env_actions(actions))

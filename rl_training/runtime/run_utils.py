@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from omegaconf import OmegaConf
 
+from rl_training import __version__
 from rl_training.config import DeviceKind, TrainConfig
 from rl_training.config.conversion import plain
 from rl_training.errors import UserError
@@ -29,7 +30,7 @@ from rl_training.runtime.trainer import Stateful
 from rl_training.seeding import derive_seed
 
 CONFIG_FILE, METADATA_FILE = "config.yaml", "metadata.json"
-_PACKAGES = ("rl_training", "torch", "gymnasium", "numpy", "hydra-core", "omegaconf")
+_PACKAGES = ("torch", "gymnasium", "numpy", "hydra-core", "omegaconf")
 
 log = logging.getLogger(__name__)
 
@@ -144,12 +145,13 @@ def _new_run_card(config: TrainConfig, device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": cpu_name(),
+        "rl_training": __version__,
         "packages": {name: _version(name) for name in _PACKAGES},
     }
 
 
 def _command() -> list[str]:
-    return [Path(sys.argv[0]).name, *sys.argv[1:]]
+    return [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]
 
 
 def _now() -> str:

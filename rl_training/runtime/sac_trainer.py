@@ -63,9 +63,9 @@ def train_sac(
         while session.running:
             # Act
             if session.global_step < algo.learning_starts:
-                actions = agent.random_actions()
+                actions = agent.random_actions(session.vector_step)
             else:
-                actions = agent.explore(normalizer.observations(observations))
+                actions = agent.explore(normalizer.observations(observations), session.vector_step)
 
             # Step
             step = envs.step(agent.env_actions(actions))

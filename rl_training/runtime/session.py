@@ -4,6 +4,7 @@ A trainer tells the session what happened (a step, the end of a collect phase, a
 session counts, logs, evaluates, saves, calls back and decides whether to go on.
 """
 
+import logging
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -36,6 +37,8 @@ from rl_training.runtime.trainer import (
 )
 
 EPISODE_WINDOW = 100
+
+log = logging.getLogger(__name__)
 
 
 class TrainingInterrupted(KeyboardInterrupt):
@@ -101,6 +104,7 @@ class TrainingSession:
     ) -> None:
         if error is not None and not isinstance(error, TrainingInterrupted):
             update_run_card(self.state.run_dir, status="failed", error=f"{type(error).__name__}: {error}")
+            log.info("run failed at step %d", self.state.global_step, exc_info=error)
         self._catching.__exit__(kind, error, traceback)
         self._run.writer.close()
         self._envs.close()
@@ -114,6 +118,11 @@ class TrainingSession:
     def global_step(self) -> int:
         """Return the env steps so far, over all environments."""
         return self.state.global_step
+
+    @property
+    def vector_step(self) -> int:
+        """Return the vector steps so far, which number the exploration noise."""
+        return self.state.global_step // self._envs.num_envs
 
     @property
     def done(self) -> bool:
