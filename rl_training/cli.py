@@ -33,10 +33,7 @@ def train_main() -> None:
     """Run the training command with the arguments of this process."""
     # Hydra would print its own summary of an exception; with this it raises, and we print.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    OmegaConf.register_new_resolver(
-        "uid", lambda digits: secrets.token_hex(int(digits) // 2), use_cache=True, replace=True
-    )
-    register_schemas({name: registry.get(name).config_class for name in registry.names()})
+    _register()
     try:
         sys.argv[1:] = prepare_resume([whole_number_override(argument) for argument in sys.argv[1:]])
         _hydra_main()
@@ -46,6 +43,24 @@ def train_main() -> None:
         fail(describe_hydra_error(error))
     except KeyboardInterrupt as error:
         leave(str(error) or "interrupted", getattr(error, "exit_code", 130))
+
+
+def compose_config(overrides: Sequence[str]) -> TrainConfig:
+    """Compose and check the config of a training command without running it."""
+    _register()
+    with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
+        try:
+            composed = hydra.compose("config", [whole_number_override(override) for override in overrides])
+        except HydraException as error:
+            raise UserError(describe_hydra_error(error)) from None
+    return checked_config(composed)
+
+
+def _register() -> None:
+    OmegaConf.register_new_resolver(
+        "uid", lambda digits: secrets.token_hex(int(digits) // 2), use_cache=True, replace=True
+    )
+    register_schemas({name: registry.get(name).config_class for name in registry.names()})
 
 
 def fail(message: str) -> NoReturn:

@@ -1,9 +1,12 @@
 """Gradient steps and target networks, shared by all agents."""
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+
+from rl_training.errors import NonFiniteError
 
 
 def adam(parameters: Iterable[nn.Parameter], learning_rate: float, eps: float = 1e-8) -> torch.optim.Adam:
@@ -14,13 +17,17 @@ def adam(parameters: Iterable[nn.Parameter], learning_rate: float, eps: float = 
 
 
 def gradient_step(loss: Tensor, optimizer: torch.optim.Adam, max_grad_norm: float | None = None) -> None:
-    """Move the optimizer's parameters down the gradient of `loss`, and no others."""
+    """Move the optimizer's parameters down the gradient of `loss`, and no others; a bad gradient moves nothing."""
     parameters: list[nn.Parameter] = optimizer.param_groups[0]["params"]
     gradients = torch.autograd.grad(loss, parameters)
+    norm = nn.utils.get_total_norm(gradients)
+    # On a GPU this would wait for the device at every step; there the metrics are checked when they are logged.
+    if norm.device.type == "cpu" and not math.isfinite(norm):
+        raise NonFiniteError("The loss or its gradient is NaN or infinite.")
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     if max_grad_norm is not None:
-        nn.utils.clip_grad_norm_(parameters, max_grad_norm)
+        nn.utils.clip_grads_with_norm_(parameters, max_grad_norm, norm)
     optimizer.step()
 
 

@@ -50,6 +50,10 @@ class AlgoConfig:
     def check_with(self, config: "TrainConfig") -> None:
         """Check what depends on other sections; called once the whole config is known."""
 
+    def second_update_step(self, num_envs: int) -> int:
+        """Return an env step by which the algorithm has updated at least twice."""
+        return num_envs
+
 
 @dataclass
 class PPOConfig(AlgoConfig):
@@ -77,6 +81,10 @@ class PPOConfig(AlgoConfig):
     initial_log_std: float = option(0.0, "Logarithm of the first action deviation (continuous actions).")
     max_grad_norm: float | None = option(0.5, "Clip the gradient's global norm; null leaves it alone.", above=0)
 
+    def second_update_step(self, num_envs: int) -> int:
+        """Return the end of the second rollout."""
+        return 2 * self.num_steps * num_envs
+
     def check_with(self, config: "TrainConfig") -> None:
         """Refuse a minibatch that no rollout can fill."""
         rollout = self.num_steps * config.env.num_envs
@@ -97,6 +105,10 @@ class OffPolicyConfig(AlgoConfig):
     batch_size: int = option(256, "Transitions in a gradient step.", at_least=1)
     train_every: int = option(1, "Env steps between updates; counts over all environments.", at_least=1)
     gradient_steps: int = option(1, "Gradient steps in an update.", at_least=1)
+
+    def second_update_step(self, num_envs: int) -> int:
+        """Return two training intervals after learning starts."""
+        return self.learning_starts + 2 * max(self.train_every, num_envs)
 
     def check_with(self, config: "TrainConfig") -> None:
         """Refuse a replay buffer that cannot hold one vector step."""

@@ -107,6 +107,10 @@ class TrainConfig:
     seed: int = option(1, "Every random number of the run derives from it.", at_least=0)
     total_timesteps: int = option(100_000, "Budget in env steps, over all environments.", at_least=0)
     tags: list[str] = option([], "Labels for finding the run again.")
+    stop_at_step: int | None = option(
+        None, "Save and leave at this env step, to go on later with resume=; null trains to the end.", at_least=1
+    )
+    resume_strict: bool = option(False, "Refuse to resume where the result could differ from an uninterrupted run.")
     resume: str | None = option(None, "A run directory, or one of its checkpoints, to continue.")
     preset: str | None = option(None, "The tuned preset that applied; presets set it themselves.")
 

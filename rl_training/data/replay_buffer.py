@@ -1,6 +1,6 @@
 """What DQN and SAC learn from: the last `capacity` transitions, sampled uniformly."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.errors import UserError
+from rl_training.numerics import require_finite
 from rl_training.runtime.system import available_memory
 
 
@@ -52,7 +53,8 @@ class ReplayBuffer:
             "next_observations": ((observation_size,), np.float32),
             "terminated": ((), np.float32),
         }
-        _check_memory(self.capacity, columns)
+        self.row_dtype = np.dtype([(name, dtype, shape) for name, (shape, dtype) in columns.items()])
+        _check_memory(self.capacity, self.row_dtype.itemsize)
         self._columns = {name: np.zeros((self.capacity, *shape), dtype) for name, (shape, dtype) in columns.items()}
         self._sampler = np.random.Generator(np.random.PCG64(seed))
         self.added = 0
@@ -80,6 +82,27 @@ class ReplayBuffer:
         columns["terminated"][rows] = terminated
         self.added += self.num_envs
 
+    def check_finite(self, since: int) -> None:
+        """Refuse transitions added after the first `since` that hold NaN or infinity, naming step and environment."""
+        first = max(since, self.added - self.capacity)
+        for name, label in (
+            ("observations", "observation"),
+            ("next_observations", "observation"),
+            ("rewards", "reward"),
+        ):
+            for row, values in self._rows(name, first):
+                by_step = values.reshape(-1, self.num_envs, *values.shape[1:])
+                require_finite(label, by_step, row // self.num_envs - (name == "observations"), self.num_envs)
+
+    def _rows(self, name: str, first: int) -> Iterator[tuple[int, NDArray[Any]]]:
+        """Yield the values of a column from transition `first` on, in the one or two pieces that the ring has."""
+        column = self._columns[name]
+        while first < self.added:
+            start = first % self.capacity
+            piece = column[start : min(start + self.added - first, self.capacity)]
+            yield first, piece
+            first += len(piece)
+
     def sample(
         self, batch_size: int, scale_observations: Scaling | None = None, scale_rewards: Scaling | None = None
     ) -> Transitions:
@@ -93,24 +116,34 @@ class ReplayBuffer:
             batch["rewards"] = scale_rewards(batch["rewards"])
         return Transitions(**{name: torch.from_numpy(values).to(self.device) for name, values in batch.items()})
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the stored transitions and the sampler."""
-        return {
-            "added": self.added,
-            "columns": {name: column[: len(self)].copy() for name, column in self._columns.items()},
-            "sampler": self._sampler.bit_generator.state,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self.added = state["added"]
+    def packed(self, first: int, end: int) -> NDArray[Any]:
+        """Return transitions `first` to `end` (numbered since the start of the run) as packed rows."""
+        where = np.arange(first, end) % self.capacity
+        rows = np.empty(end - first, self.row_dtype)
         for name, column in self._columns.items():
-            column[: len(self)] = state["columns"][name]
+            rows[name] = column[where]
+        return rows
+
+    def unpack(self, first: int, rows: NDArray[Any]) -> None:
+        """Store packed rows, the first of which is transition `first`; rows older than the ring holds are skipped."""
+        skipped = max(0, self.added - self.capacity - first)
+        rows = rows[skipped:]
+        where = np.arange(first + skipped, first + skipped + len(rows)) % self.capacity
+        for name, column in self._columns.items():
+            column[where] = rows[name]
+
+    def counters(self) -> dict[str, Any]:
+        """Return all of the buffer's state but the transitions."""
+        return {"added": self.added, "capacity": self.capacity, "sampler": self._sampler.bit_generator.state}
+
+    def set_counters(self, state: dict[str, Any]) -> None:
+        """Take back what `counters` gave."""
+        self.added = state["added"]
         self._sampler.bit_generator.state = state["sampler"]
 
 
-def _check_memory(capacity: int, columns: dict[str, tuple[tuple[int, ...], Any]]) -> None:
-    needed = sum(capacity * int(np.prod(shape)) * np.dtype(dtype).itemsize for shape, dtype in columns.values())
+def _check_memory(capacity: int, row_bytes: int) -> None:
+    needed = capacity * row_bytes
     free = available_memory()
     if free is not None and needed > free:
         fitting = int(capacity * 0.8 * free / needed)

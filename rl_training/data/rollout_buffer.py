@@ -8,6 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.numerics import all_finite, non_finite, require_finite
+
 
 class RolloutBatch(NamedTuple):
     """A minibatch of transitions; every field has the same first dimension."""
@@ -104,6 +106,15 @@ class RolloutBuffer:
         for env in np.flatnonzero(truncated & ~terminated):
             self.final_observations[t, int(env)] = next_observations[env]
         self.position += 1
+
+    def check_finite(self, first_vector_step: int, next_observations: NDArray[np.float32]) -> None:
+        """Refuse a full rollout that holds NaN or infinity, naming the step and the environment."""
+        observations = np.concatenate([self._rows["obs"], next_observations[None]])
+        require_finite("observation", observations, first_vector_step - 1, self.num_envs)
+        require_finite("reward", self._rows["rewards"], first_vector_step, self.num_envs)
+        for (step, env), observation in self.final_observations.items():
+            if not all_finite(observation):
+                raise non_finite("last observation", env, first_vector_step + step, self.num_envs)
 
     def truncated_observations(self) -> Tensor:
         """Return the true last observations [K, D] of the truncated episodes, in the order they were stored."""

@@ -20,7 +20,8 @@ GymEnv = gym.Env[Any, Any]
 
 def make_env(config: TrainConfig, env_index: int) -> GymEnv:
     """Make one environment that keeps episode statistics and can be snapshotted; its index seeds its action space."""
-    env: GymEnv = EpisodeRecorder(gym.wrappers.RecordEpisodeStatistics(_make_bare(config.env)))
+    statistics = gym.wrappers.RecordEpisodeStatistics(_make_bare(config.env))
+    env: GymEnv = EpisodeRecorder(statistics, f"{config.env.id} (environment {env_index})")
     env.action_space.seed(env_seed(config, env_index))
     return env
 

@@ -4,76 +4,116 @@ Copying or pickling an environment is silently wrong for MuJoCo and impossible f
 of the simulator and of every wrapper below, and it checks itself: the last observation must come out the same.
 """
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from gymnasium.core import ActType, ObsType
 
+from rl_training.errors import EnvironmentFailure
+
 # A longer episode is not recorded to its end: neither memory nor the time of a resume may grow without bound.
 MAX_RECORDED_STEPS = 100_000
 
 
 class RestoreError(Exception):
-    """The replayed environment did not arrive at the saved observation."""
+    """The replayed environment did not arrive at the saved state."""
+
+
+@dataclass
+class EpisodeRecord:
+    """How an episode began, and its actions so far."""
+
+    seed: int | None
+    generator_before_reset: dict[str, Any] | None
+    actions: list[Any] = field(default_factory=list)
+    steps: int = 0
 
 
 class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
-    """The outermost wrapper of a training environment; `snapshot` and `restore` are its point."""
+    """The outermost wrapper of a training environment: names it when it fails, and can bring it back.
 
-    def __init__(self, env: gym.Env[ObsType, ActType]) -> None:
+    The episode before the current one is remembered as well, because a vector step that fails in one environment may
+    already have ended an episode in another.
+    """
+
+    def __init__(self, env: gym.Env[ObsType, ActType], name: str) -> None:
         super().__init__(env)
-        self._reset_seed: int | None = None
-        self._generator_before_reset: dict[str, Any] | None = None
-        self._actions: list[ActType] = []
-        self._steps = 0
+        self._name = name
+        self._episode = EpisodeRecord(None, None)
+        self._previous_episode = self._episode
+        self._total_steps = 0
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[ObsType, dict[str, Any]]:
         """Reset, after noting what decides how the episode begins."""
-        self._reset_seed = seed
-        self._generator_before_reset = None if seed is not None else self._generator_state()
-        self._actions.clear()
-        self._steps = 0
-        return self.env.reset(seed=seed, options=options)
+        self._previous_episode = self._episode
+        self._episode = EpisodeRecord(seed, None if seed is not None else self._generator_state())
+        try:
+            return self.env.reset(seed=seed, options=options)
+        except Exception as error:
+            raise self._failure("reset", error) from error
 
     def step(self, action: ActType) -> tuple[ObsType, Any, bool, bool, dict[str, Any]]:
         """Step, after noting the action."""
-        self._steps += 1
-        if self._steps <= MAX_RECORDED_STEPS:
-            self._actions.append(action)
-        return self.env.step(action)
+        episode = self._episode
+        self._total_steps += 1
+        episode.steps += 1
+        if episode.steps <= MAX_RECORDED_STEPS:
+            episode.actions.append(action)
+        try:
+            return self.env.step(action)
+        except Exception as error:
+            raise self._failure("step", error) from error
+
+    def _failure(self, call: str, error: Exception) -> EnvironmentFailure:
+        return EnvironmentFailure(f"{self._name} failed in {call}: {type(error).__name__}: {error}")
 
     def _generator_state(self) -> dict[str, Any]:
         return dict(self.env.unwrapped.np_random.bit_generator.state)
 
-    def snapshot(self) -> dict[str, Any]:
-        """Return how to come back here."""
+    def snapshot(self, completed_steps: int) -> dict[str, Any]:
+        """Return how to come back to where `completed_steps` steps led: now, or just before a step that failed."""
+        episode, generator = self._episode, self._generator_state()
+        steps, actions = episode.steps, episode.actions
+        if self._total_steps > completed_steps:
+            if steps == 0:
+                episode = self._previous_episode
+            steps, actions, generator = episode.steps - 1, episode.actions[: episode.steps - 1], {}
         return {
-            "seed": self._reset_seed,
-            "generator_before_reset": self._generator_before_reset,
-            "generator": self._generator_state(),
-            "steps": self._steps,
-            "actions": np.asarray(self._actions),
+            "seed": episode.seed,
+            "generator_before_reset": episode.generator_before_reset,
+            "generator": generator,
+            "steps": steps,
+            "total_steps": completed_steps,
+            "actions": np.asarray(actions),
         }
 
     def restore(self, snapshot: dict[str, Any]) -> ObsType:
         """Replay a snapshot and return the last observation; raises `RestoreError` when it cannot be the same state."""
-        actions = snapshot["actions"]
+        actions, generator_before_reset = snapshot["actions"], snapshot["generator_before_reset"]
         if len(actions) != snapshot["steps"]:
-            raise RestoreError(f"the episode is longer than {MAX_RECORDED_STEPS:,} steps")
-        if snapshot["seed"] is None:
-            self.env.unwrapped.np_random.bit_generator.state = snapshot["generator_before_reset"]
+            raise RestoreError(f"its episode is longer than {MAX_RECORDED_STEPS:,} steps")
+        if generator_before_reset is not None:
+            if snapshot["generator"] and snapshot["generator"].keys() != self._generator_state().keys():
+                raise RestoreError("it has another kind of random generator")
+            self.env.unwrapped.np_random.bit_generator.state = generator_before_reset
         observation, _ = self.reset(seed=snapshot["seed"])
-        # Later snapshots must name the generator as it was in the original run, not a seed-less guess.
-        self._generator_before_reset = snapshot["generator_before_reset"]
         for action in actions:
             observation, _, terminated, truncated, _ = self.step(action)
             if terminated or truncated:
-                raise RestoreError("the replayed episode ended early")
-        if not _same_state(self._generator_state(), snapshot["generator"]):
-            raise RestoreError("the replayed episode used other random numbers")
+                raise RestoreError("its replayed episode ended early")
+        self._total_steps = snapshot["total_steps"]
+        if snapshot["generator"] and not _same_state(self._generator_state(), snapshot["generator"]):
+            raise RestoreError("its replayed episode used other random numbers")
+        return observation
+
+    def restart(self, seed: int, total_steps: int) -> ObsType:
+        """Start a new episode in place of one that could not be restored."""
+        observation, _ = self.reset(seed=seed)
+        self._total_steps = total_steps
         return observation
 
 

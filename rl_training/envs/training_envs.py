@@ -1,6 +1,5 @@
 """The environments a trainer steps: float32 observations in, true next observations and finished episodes out."""
 
-import logging
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +10,9 @@ from numpy.typing import NDArray
 from rl_training.config import TrainConfig
 from rl_training.envs.factory import describe_spaces, env_seed, make_vector_env
 from rl_training.envs.snapshots import RestoreError
+from rl_training.errors import EnvironmentFailure
+from rl_training.numerics import require_finite
 from rl_training.seeding import derive_seed
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +51,47 @@ class TrainingEnvs:
         self._config = config
         self.observations: NDArray[np.float32] = np.zeros((self.num_envs, self.observation_spec.size), np.float32)
         """What the policy sees next."""
+        self.vector_steps = 0
         self.inexact_reason: str | None = None
         """Why the last `load_state_dict` could not rebuild every environment, if it could not."""
+        self._normalizing = config.env.normalize_observation or config.env.normalize_reward
 
     def reset(self) -> NDArray[np.float32]:
         """Start an episode in every environment, each with its own seed."""
         observations, _ = self._envs.reset(seed=[env_seed(self._config, index) for index in range(self.num_envs)])
         self.observations = self._encode(observations)
+        require_finite("first observation", self.observations[None], -1, self.num_envs)
         return self.observations
 
     def step(self, actions: NDArray[Any]) -> EnvStep:
         """Step every environment; those that end their episode start a new one at once."""
-        raw_observations, rewards, terminated, truncated, infos = self._envs.step(actions)
-        observations = self.observations = self._encode(raw_observations)
-        step = EnvStep(observations, observations, rewards.astype(np.float32), terminated, truncated)
-        if "final_obs" in infos:
-            self._read_episode_ends(step, infos)
+        try:
+            raw_observations, rewards, terminated, truncated, infos = self._envs.step(actions)
+            observations = self._encode(raw_observations)
+            step = EnvStep(observations, observations, rewards.astype(np.float32), terminated, truncated)
+            if "final_obs" in infos:
+                self._read_episode_ends(step, infos)
+        except (ValueError, TypeError, IndexError) as error:
+            raise self._bad_observation(error) from error
+        if self._normalizing:  # a bad number would poison the statistics; else trainers look once per collect phase
+            require_finite("observation", step.next_observations[None], self.vector_steps, self.num_envs)
+            require_finite("reward", step.rewards[None], self.vector_steps, self.num_envs)
+        self.observations = observations
+        self.vector_steps += 1
         return step
+
+    def _bad_observation(self, error: Exception) -> EnvironmentFailure:
+        """Name the environment whose observation does not fit its space, now that stacking them has failed."""
+        space = self._envs.single_observation_space
+        for index, observation in enumerate(map(np.asarray, self._envs._env_obs)):
+            if observation.shape != space.shape or not np.can_cast(
+                observation.dtype, space.dtype or float, "same_kind"
+            ):
+                found = f"an observation of shape {observation.shape} and dtype {observation.dtype}"
+                return EnvironmentFailure(
+                    f"{self._config.env.id} (environment {index}) returned {found} instead of {space}"
+                )
+        return EnvironmentFailure(f"{self._config.env.id} returned a step that cannot be used: {error}")
 
     def _read_episode_ends(self, step: EnvStep, infos: dict[str, Any]) -> None:
         ended = infos["_final_obs"]
@@ -80,22 +103,30 @@ class TrainingEnvs:
         ]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the current observations and how each environment came to its own."""
-        return {"observations": self.observations.copy(), "environments": list(self._envs.call("snapshot"))}
+        """Return the current observations and how each environment came to its own.
+
+        After a step that failed this is the state before it, for those environments too that had already stepped.
+        """
+        return {
+            "vector_steps": self.vector_steps,
+            "observations": self.observations.copy(),
+            "environments": list(self._envs.call("snapshot", self.vector_steps)),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Bring every environment back to where it was; one that cannot be rebuilt starts a new episode instead."""
+        self.vector_steps = state["vector_steps"]
         self.observations = state["observations"].copy()
         for index, (env, snapshot) in enumerate(zip(self._envs.envs, state["environments"], strict=True)):
             try:
                 observation = self._encode(np.expand_dims(env.get_wrapper_attr("restore")(snapshot), 0))[0]
                 if not np.array_equal(observation, self.observations[index]):
-                    raise RestoreError("the replayed episode led to another observation")
-            except RestoreError as error:
-                self.inexact_reason = f"environment {index} was reset because {error}"
-                log.warning("resume is not exact: %s", self.inexact_reason)
-                seed = derive_seed(self._config.seed, f"env after {snapshot['steps']} steps", index)
-                self.observations[index] = self._encode(np.expand_dims(env.reset(seed=seed)[0], 0))[0]
+                    raise RestoreError("its replayed episode led to another observation")
+            except (RestoreError, EnvironmentFailure) as error:
+                self.inexact_reason = f"environment {index} started a new episode, because {error}"
+                seed = derive_seed(self._config.seed, f"env resumed at {self.vector_steps}", index)
+                observation = env.get_wrapper_attr("restart")(seed, self.vector_steps)
+                self.observations[index] = self._encode(np.expand_dims(observation, 0))[0]
 
     def close(self) -> None:
         """Release the environments."""

@@ -34,7 +34,7 @@ class Callback:
         """Called after each evaluation."""
 
     def on_train_end(self, state: TrainerState, result: TrainResult) -> None:
-        """Called once after the last checkpoint; not when the run is interrupted."""
+        """Called once after the last checkpoint, also when `stop_at_step` paused the run; not after a signal."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what must survive a restart."""
@@ -217,6 +217,9 @@ class Progress(Callback):
     def on_train_end(self, state: TrainerState, result: TrainResult) -> None:
         """Say how it ended and what to type next."""
         seconds = time.monotonic() - self._start_time
+        if state.paused:
+            self._print(f"paused at step {state.global_step:,} in {_duration(seconds)}; resume= goes on from here")
+            return
         reason = f" ({state.stop_reason})" if state.stop_reason else ""
         self._print(f"finished at step {state.global_step:,} in {_duration(seconds)}{reason}")
 

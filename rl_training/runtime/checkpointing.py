@@ -6,8 +6,9 @@
         tensors.pt      read with torch.load(weights_only=True)
         arrays.npz      read with allow_pickle=False
 
-It is written beside its final name, synced to disk file by file, and renamed. Loading a stranger's checkpoint runs no
-code.
+It is written beside its final name, synced to disk file by file, and renamed. The manifest also lists the journal
+files of the run (the replay buffer) that the checkpoint relies on, each with a length and a crc32. Loading a stranger's
+checkpoint runs no code, and reads no file outside its run directory.
 """
 
 import contextlib
@@ -15,9 +16,11 @@ import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +33,10 @@ from rl_training.runtime.state_tree import join, split
 from rl_training.runtime.system import fsync_directory
 
 FORMAT_VERSION = 1
+CHECKPOINTS_DIR, JOURNAL_DIR = "checkpoints", "replay"
 MANIFEST, STATE, TENSORS, ARRAYS = "manifest.json", "state.json", "tensors.pt", "arrays.npz"
 _STAGING_PREFIX = ".staging-"
+_JOURNAL_NAME = re.compile(rf"{JOURNAL_DIR}/rows_\d+\.bin")
 
 log = logging.getLogger(__name__)
 
@@ -47,27 +52,29 @@ class CheckpointInfo:
     path: Path
     global_step: int
     labels: tuple[str, ...]
+    journal: Mapping[str, Mapping[str, int]]
 
 
-def checkpoints_dir(run_dir: Path) -> Path:
-    """Return where a run keeps its checkpoints."""
-    return run_dir / "checkpoints"
-
-
-def write_checkpoint(run_dir: Path, global_step: int, state: dict[str, Any], labels: Sequence[str] = ()) -> Path:
+def write_checkpoint(
+    run_dir: Path,
+    global_step: int,
+    state: dict[str, Any],
+    labels: Sequence[str] = (),
+    journal: Mapping[str, Mapping[str, int]] | None = None,
+) -> Path:
     """Write a checkpoint atomically and durably; an intact one of the same step is left as it is."""
-    directory = checkpoints_dir(run_dir)
+    directory = run_dir / CHECKPOINTS_DIR
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"step_{global_step:012d}"
     if target.exists():
         with contextlib.suppress(CheckpointError):
             check_checkpoint(target)
             return target
-        shutil.rmtree(target)
+        quarantine(target)
     staging = directory / f"{_STAGING_PREFIX}{target.name}-{secrets.token_hex(3)}"
     try:
         staging.mkdir()
-        _write_files(staging, global_step, state, labels)
+        _write_files(staging, global_step, state, labels, journal or {})
         fsync_directory(staging)
         staging.rename(target)
         fsync_directory(directory)
@@ -77,7 +84,13 @@ def write_checkpoint(run_dir: Path, global_step: int, state: dict[str, Any], lab
     return target
 
 
-def _write_files(staging: Path, global_step: int, state: dict[str, Any], labels: Sequence[str]) -> None:
+def _write_files(
+    staging: Path,
+    global_step: int,
+    state: dict[str, Any],
+    labels: Sequence[str],
+    journal: Mapping[str, Mapping[str, int]],
+) -> None:
     tree, tensors, arrays = split(state)
     files: dict[str, Any] = {}
     with _durable(staging / STATE, files) as path:
@@ -94,6 +107,7 @@ def _write_files(staging: Path, global_step: int, state: dict[str, Any], labels:
         "labels": list(labels),
         "array_names": list(arrays),
         "files": files,
+        "journal": journal,
     }
     with _durable(staging / MANIFEST, {}) as path:
         path.write_text(json.dumps(manifest, indent=2))
@@ -119,43 +133,70 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def check_checkpoint(path: Path) -> dict[str, Any]:
-    """Return the manifest of an intact checkpoint, or say what is wrong with it."""
-    manifest = _read_manifest(path)
+def check_checkpoint(path: Path, *, journal: bool = False) -> CheckpointInfo:
+    """Say what is wrong with a checkpoint, if anything is; `journal` looks at its part of the replay buffer too."""
+    info, files = _read_manifest(path)
     for name in (STATE, TENSORS, ARRAYS):
-        file, expected = path / name, manifest["files"].get(name)
+        file, expected = path / name, files.get(name)
         if expected is None or not file.is_file() or file.is_symlink():
             raise CheckpointError(f"Checkpoint {path} is torn: {name} is missing.")
         if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
             raise CheckpointError(f"Checkpoint {path} is torn: {name} is not what was written.")
-    return manifest
+    if journal:
+        _check_journal(info)
+    return info
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+def _check_journal(info: CheckpointInfo) -> None:
+    run_dir = info.path.parent.parent
+    for name, expected in info.journal.items():
+        file = run_dir / name
+        if not file.is_file() or file.is_symlink():
+            raise CheckpointError(f"Checkpoint {info.path} is torn: {name} is missing.")
+        if _crc32(file, expected["bytes"]) != expected["crc32"]:
+            raise CheckpointError(f"Checkpoint {info.path} is torn: {name} is not what was written.")
+
+
+def _crc32(path: Path, length: int) -> int | None:
+    """Return the crc32 of the first `length` bytes, or None if there are fewer."""
+    crc = 0
+    with path.open("rb") as file:
+        while length:
+            chunk = file.read(min(length, 1 << 20))
+            if not chunk:
+                return None
+            crc = zlib.crc32(chunk, crc)
+            length -= len(chunk)
+    return crc
+
+
+def _read_manifest(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
     try:
         manifest = json.loads((path / MANIFEST).read_text())
         version = manifest["format_version"]
-        if not isinstance(manifest["files"], dict) or not isinstance(manifest["global_step"], int):
-            raise TypeError("wrong fields")
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        if version == FORMAT_VERSION:
+            journal = {str(name): dict(entry) for name, entry in manifest["journal"].items()}
+            if not all(_JOURNAL_NAME.fullmatch(name) for name in journal):
+                raise ValueError("it names a file outside the run directory")
+            info = CheckpointInfo(path, int(manifest["global_step"]), tuple(manifest["labels"]), journal)
+            return info, dict(manifest["files"])
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"Checkpoint {path} is torn: cannot read {MANIFEST} ({error}).") from None
-    if version != FORMAT_VERSION:
-        raise CheckpointError(
-            f"Checkpoint {path} has format {version} and this version of rl_training reads {FORMAT_VERSION}. "
-            "Use the version that wrote it (metadata.json names it)."
-        )
-    assert isinstance(manifest, dict)
-    return manifest
+    raise CheckpointError(
+        f"Checkpoint {path} has format {version} and this version of rl_training reads {FORMAT_VERSION}. "
+        "Use the version that wrote it (metadata.json names it)."
+    )
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
     """Check a checkpoint and return its state."""
-    manifest = check_checkpoint(path)
+    check_checkpoint(path)
     try:
+        array_names = json.loads((path / MANIFEST).read_text())["array_names"]
         tree = json.loads((path / STATE).read_text())
         tensors = torch.load(path / TENSORS, map_location="cpu", weights_only=True)
         with np.load(path / ARRAYS, allow_pickle=False) as file:
-            arrays = {name: file[f"array_{index}"] for index, name in enumerate(manifest["array_names"])}
+            arrays = {name: file[f"array_{index}"] for index, name in enumerate(array_names)}
         state = join(tree, tensors, arrays)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -165,63 +206,77 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return state
 
 
-def intact_checkpoints(run_dir: Path) -> list[CheckpointInfo]:
-    """Return the intact checkpoints of a run, oldest step first; torn ones are named in the log and left out."""
-    found = []
-    for path in checkpoints_dir(run_dir).glob("step_*"):
-        try:
-            manifest = check_checkpoint(path)
-        except CheckpointError as error:
-            log.warning("%s", error)
-            continue
-        found.append(CheckpointInfo(path, manifest["global_step"], tuple(manifest["labels"])))
-    return sorted(found, key=lambda info: info.global_step)
+def checkpoint_paths(run_dir: Path) -> list[Path]:
+    """Return the checkpoints of a run, intact or not, oldest step first."""
+    return sorted(path for path in (run_dir / CHECKPOINTS_DIR).glob("step_*") if path.is_dir())
 
 
-def find_checkpoint(path: Path, which: str = "last") -> Path:
-    """Return a checkpoint of a run: "last", "best" (else last), a step number; or `path`, if it is one itself."""
+def find_checkpoint(path: Path, which: str = "last", *, to_train: bool = False) -> Path:
+    """Return a checkpoint of a run: "last", "best" (else last), a step number; or `path`, if it is one itself.
+
+    Torn checkpoints are named in a warning and passed over. `to_train` also wants the replay buffer intact, and puts
+    torn checkpoints aside.
+    """
     if (path / MANIFEST).is_file():
-        return path
-    if not checkpoints_dir(path).is_dir():
-        raise UserError(f"{path} is not a run directory: it has no checkpoints.")
-    intact = intact_checkpoints(path)
+        return check_checkpoint(path, journal=to_train).path
+    if not (path / CHECKPOINTS_DIR).is_dir():
+        raise UserError(f"{path} has no checkpoint yet: it ended before the first was saved. Start a new run.")
+    intact = []
+    for candidate in checkpoint_paths(path):
+        try:
+            intact.append(check_checkpoint(candidate, journal=to_train))
+        except CheckpointError as error:
+            log.warning("%s It is passed over.", error)
+            if to_train:
+                quarantine(candidate)
     if not intact:
-        raise CheckpointError(f"{path} has no intact checkpoint; nothing was changed. Start a new run.")
+        raise CheckpointError(f"{path} has no intact checkpoint, so it cannot go on. Start a new run.")
+    return _choose(intact, path, which).path
+
+
+def _choose(intact: list[CheckpointInfo], run_dir: Path, which: str) -> CheckpointInfo:
     if which == "last":
-        return intact[-1].path
+        return intact[-1]
     if which == "best":
-        return next((info.path for info in reversed(intact) if "best" in info.labels), intact[-1].path)
+        return next((info for info in reversed(intact) if "best" in info.labels), intact[-1])
     for info in intact:
         if which in (str(info.global_step), info.path.name):
-            return info.path
+            return info
     steps = ", ".join(str(info.global_step) for info in intact)
-    raise UserError(f"{path} has no checkpoint {which!r}. Choose best, last or one of the steps {steps}.")
+    raise UserError(f"{run_dir} has no checkpoint {which!r}. Choose best, last or one of the steps {steps}.")
 
 
-def prune_checkpoints(run_dir: Path, keep_last: int) -> None:
-    """Remove all but the newest `keep_last` checkpoints and the newest one labelled best, and abandoned staging.
+def quarantine(path: Path, reason: str = "torn") -> Path:
+    """Move a checkpoint out of the way, keeping its files for whoever wants to look."""
+    directory = path.parent / reason
+    directory.mkdir(exist_ok=True)
+    return path.rename(directory / f"{path.name}-{secrets.token_hex(3)}")
+
+
+def prune(run_dir: Path, keep_last: int) -> None:
+    """Remove all but the newest `keep_last` checkpoints and the newest one labelled best, and what nothing needs.
 
     A new best replaces an old one, so the newest label is the true one. Torn checkpoints are never counted as kept.
     """
-    intact = [info for info in map(_info_if_complete, checkpoints_dir(run_dir).glob("step_*")) if info is not None]
-    intact.sort(key=lambda info: info.global_step)
-    kept = {info.path for info in intact[-keep_last:]}
-    kept.update([info.path for info in intact if "best" in info.labels][-1:])
-    for info in intact:
-        if info.path not in kept:
+    complete = [info for info in map(_info_if_complete, checkpoint_paths(run_dir)) if info is not None]
+    newest_best = [info for info in complete if "best" in info.labels][-1:]
+    kept = [info for info in complete if info in complete[-keep_last:] or info in newest_best]
+    for info in complete:
+        if info not in kept:
             shutil.rmtree(info.path)
-    for staging in checkpoints_dir(run_dir).glob(f"{_STAGING_PREFIX}*"):
+    for staging in (run_dir / CHECKPOINTS_DIR).glob(f"{_STAGING_PREFIX}*"):
         shutil.rmtree(staging, ignore_errors=True)
+    needed = {name for info in kept for name in info.journal}
+    for file in (run_dir / JOURNAL_DIR).glob("rows_*.bin"):
+        if f"{JOURNAL_DIR}/{file.name}" not in needed:
+            file.unlink()
 
 
 def _info_if_complete(path: Path) -> CheckpointInfo | None:
+    """Return the info of a checkpoint whose files have the right lengths: a look cheap enough for every save."""
     try:
-        manifest = _read_manifest(path)
-    except CheckpointError:
+        info, files = _read_manifest(path)
+        complete = all((path / name).stat().st_size == files[name]["bytes"] for name in (STATE, TENSORS, ARRAYS))
+    except (CheckpointError, OSError, KeyError, TypeError):
         return None
-    complete = all(
-        (path / name).is_file() and (path / name).stat().st_size == entry["bytes"]
-        for name, entry in manifest["files"].items()
-        if name in (STATE, TENSORS, ARRAYS)
-    )
-    return CheckpointInfo(path, manifest["global_step"], tuple(manifest["labels"])) if complete else None
+    return info if complete else None

@@ -4,24 +4,25 @@ A checkpoint records how long each file was; a resumed run cuts them back to tha
 """
 
 import json
-import math
+import os
 import time
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 METRICS_FILE = "metrics.jsonl"
+EVALUATIONS_FILE = "evaluations.jsonl"
 TENSORBOARD_DIR = "tensorboard"
 
 
 class MetricSink(Protocol):
-    """A file of metric rows."""
+    """A file of metric rows, opened when the first one is written."""
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Append one row."""
         ...
 
-    def lengths(self) -> dict[str, int]:
-        """Return the length of each file written so far, flushed to the system."""
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
         ...
 
     def close(self) -> None:
@@ -30,33 +31,40 @@ class MetricSink(Protocol):
 
 
 class JsonLines:
-    """One JSON object per row."""
+    """One JSON object per row, handed to the system at once so that it can be followed while training."""
 
-    def __init__(self, run_dir: Path) -> None:
-        self._file = (run_dir / METRICS_FILE).open("ab")
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
 
-    def write(self, step: int, metrics: dict[str, float]) -> None:
-        """Append one row and hand it to the system, so that it can be followed while training."""
-        row = {"step": step, **{key: value if math.isfinite(value) else None for key, value in metrics.items()}}
-        self._file.write(json.dumps(row).encode() + b"\n")
+    def write(self, step: int, metrics: dict[str, Any]) -> None:
+        """Append one row."""
+        if self._file is None:
+            self._file = self._path.open("ab")
+        self._file.write(json.dumps({"step": step, **metrics}).encode() + b"\n")
         self._file.flush()
 
-    def lengths(self) -> dict[str, int]:
-        """Return the file's length."""
-        return {METRICS_FILE: self._file.tell()}
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
+        _sync(self._file)
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
+
+
+def _sync(file: BinaryIO | None) -> None:
+    if file is not None:
+        os.fsync(file.fileno())
 
 
 class TensorBoard:
     """TensorBoard scalars, written record by record: the usual writer's threads and buffers cannot be cut back."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
-        self._file: BinaryIO | None = None
         self._path = run_dir / TENSORBOARD_DIR
+        self._file: BinaryIO | None = None
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Append one event that holds all scalars of the row."""
@@ -82,10 +90,9 @@ class TensorBoard:
         self._file = (self._path / f"events.out.tfevents.{part:04d}").open("xb")
         self._append(file_version="brain.Event:2")
 
-    def lengths(self) -> dict[str, int]:
-        """Return the length of every event file of the run."""
-        files = sorted(self._path.glob("events.out.tfevents.*"))
-        return {path.relative_to(self._run_dir).as_posix(): path.stat().st_size for path in files}
+    def sync(self) -> None:
+        """Make what was written survive a power cut."""
+        _sync(self._file)
 
     def close(self) -> None:
         """Close the file."""
@@ -94,13 +101,14 @@ class TensorBoard:
 
 
 class MetricsWriter:
-    """Writes each row to every sink that the config asks for."""
+    """Writes each row to every sink that the config asks for, and evaluations to a file of their own."""
 
     def __init__(self, run_dir: Path, *, metrics_file: bool, tensorboard: bool) -> None:
         self._run_dir = run_dir
+        self._evaluations = JsonLines(run_dir / EVALUATIONS_FILE)
         self._sinks: list[MetricSink] = []
         if metrics_file:
-            self._sinks.append(JsonLines(run_dir))
+            self._sinks.append(JsonLines(run_dir / METRICS_FILE))
         if tensorboard:
             self._sinks.append(TensorBoard(run_dir))
 
@@ -109,25 +117,35 @@ class MetricsWriter:
         for sink in self._sinks:
             sink.write(step, metrics)
 
+    def write_evaluation(self, step: int, evaluation: dict[str, Any]) -> None:
+        """Append what is needed to play an evaluation again, and what it gave."""
+        self._evaluations.write(step, evaluation)
+
     def lengths(self) -> dict[str, int]:
-        """Return the length of every file, by its path in the run directory."""
-        return {name: length for sink in self._sinks for name, length in sink.lengths().items()}
+        """Return how much of every file is safe on disk, by its path in the run directory."""
+        for sink in (*self._sinks, self._evaluations):
+            sink.sync()
+        return {path.relative_to(self._run_dir).as_posix(): path.stat().st_size for path in _files(self._run_dir)}
 
     def close(self) -> None:
         """Close every file."""
-        for sink in self._sinks:
+        for sink in (*self._sinks, self._evaluations):
             sink.close()
+
+
+def _files(run_dir: Path) -> list[Path]:
+    """Return the metric files that a run has so far."""
+    files = [run_dir / METRICS_FILE, run_dir / EVALUATIONS_FILE]
+    return [path for path in files if path.is_file()] + sorted(
+        (run_dir / TENSORBOARD_DIR).glob("events.out.tfevents.*")
+    )
 
 
 def cut_back(run_dir: Path, lengths: dict[str, int]) -> None:
     """Cut a run's metric files to the lengths that a checkpoint recorded, and remove those that it did not know."""
-    files = [run_dir / METRICS_FILE, *(run_dir / TENSORBOARD_DIR).glob("events.out.tfevents.*")]
-    for path in files:
+    for path in _files(run_dir):
         length = lengths.get(path.relative_to(run_dir).as_posix(), 0)
-        if not path.is_file() or path.stat().st_size == length:
-            continue
         if length == 0:
             path.unlink()
-        else:
-            with path.open("r+b") as file:
-                file.truncate(length)
+        elif path.stat().st_size > length:
+            os.truncate(path, length)

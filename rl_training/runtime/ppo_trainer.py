@@ -63,7 +63,7 @@ def train_ppo(
         observations = normalizer.observations(envs.observations)
 
         while session.running:
-            while not rollout.full and not session.interrupted:
+            while not rollout.full and not session.leaving:
                 # Act
                 actions = agent.explore(observations, session.vector_step)
 
@@ -82,11 +82,13 @@ def train_ppo(
                 )
                 observations = normalizer.observations(step.observations)
                 session.record_step(step)
+                session.save_if_asked()
             if not rollout.full:
-                break  # a signal came; the part that is collected goes into the checkpoint
+                break  # leaving early: the part that is collected goes into the checkpoint
             session.end_collect()
 
             # Update
+            rollout.check_finite(session.vector_step - rollout.num_steps, observations)
             clip_range = scheduled(algo.clip_range, algo.clip_range_schedule, session.state.progress)
             learning_rate = scheduled(algo.learning_rate, algo.learning_rate_schedule, session.state.progress)
             estimate_advantages(agent, rollout, torch.from_numpy(observations))

@@ -22,11 +22,12 @@ from omegaconf import OmegaConf
 from rl_training import __version__
 from rl_training.config import DeviceKind, TrainConfig
 from rl_training.config.conversion import plain
-from rl_training.errors import UserError
-from rl_training.runtime.checkpointing import prune_checkpoints, read_checkpoint, write_checkpoint
+from rl_training.errors import NonFiniteError, UserError
+from rl_training.runtime.checkpointing import checkpoint_paths, prune, quarantine, read_checkpoint, write_checkpoint
 from rl_training.runtime.loggers import MetricsWriter, cut_back
-from rl_training.runtime.system import cpu_name
-from rl_training.runtime.trainer import Stateful
+from rl_training.runtime.state_tree import split
+from rl_training.runtime.system import RunLock, cpu_name
+from rl_training.runtime.trainer import Journaled, Stateful
 from rl_training.seeding import derive_seed
 
 CONFIG_FILE, METADATA_FILE = "config.yaml", "metadata.json"
@@ -43,9 +44,16 @@ class TrainingRun:
     run_dir: Path
     device: torch.device
     writer: MetricsWriter
-    restored: dict[str, Any] | None
-    """The state of the checkpoint that the run continues from."""
+    lock: RunLock
+    checkpoint: Path | None = None
+    """The checkpoint that the run continues from, and its state."""
+    restored: dict[str, Any] | None = None
     started: float = field(default_factory=time.monotonic)
+
+    def close(self) -> None:
+        """Close the metric files and let others have the directory."""
+        self.writer.close()
+        self.lock.release()
 
 
 def resolve_device(kind: DeviceKind) -> torch.device:
@@ -78,8 +86,7 @@ def create_training_run(
 ) -> TrainingRun:
     """Open the run directory, seed the global generators, and write the config and the run card.
 
-    With a checkpoint the run continues in its directory: the original config stays, this one is kept as a resume
-    record, and metric files are cut back to where the checkpoint was taken.
+    With a checkpoint the run continues in its directory, and nothing there changes until `begin_resumed_run`.
     """
     device = resolve_device(config.device.kind)
     torch.set_num_threads(config.device.threads)
@@ -87,20 +94,24 @@ def create_training_run(
     run_dir = (run_dir or default_run_dir(config)).resolve()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        restored = None if checkpoint is None else read_checkpoint(checkpoint)
-        if restored is None:
+        lock = _locked(run_dir)
+        if checkpoint is None:
             OmegaConf.save(OmegaConf.create(serialize_train_config(config)), run_dir / CONFIG_FILE)
             _write_run_card(run_dir, _new_run_card(config, device))
-        else:
-            cut_back(run_dir, restored["metric_files"])
-            _record_resume(config, run_dir, from_step=restored["session"]["global_step"])
-        writer = MetricsWriter(
-            run_dir, metrics_file=config.logging.metrics_file, tensorboard=config.logging.tensorboard
-        )
     except OSError as error:
         raise UserError(f"Cannot write the run directory {run_dir}: {error.strerror or error}.") from None
+    writer = MetricsWriter(run_dir, metrics_file=config.logging.metrics_file, tensorboard=config.logging.tensorboard)
+    restored = None if checkpoint is None else read_checkpoint(checkpoint)
     log.info("run directory %s, device %s, preset %s", run_dir, device, config.preset)
-    return TrainingRun(config, run_dir, device, writer, restored)
+    return TrainingRun(config, run_dir, device, writer, lock, checkpoint, restored)
+
+
+def _locked(run_dir: Path) -> RunLock:
+    lock = RunLock(run_dir / ".lock")
+    holder = lock.acquire()
+    if holder is not None:
+        raise UserError(f"{run_dir} is in use by process {holder}; wait for it to end, or stop it.")
+    return lock
 
 
 def _seed_global_generators(seed: int) -> None:
@@ -116,22 +127,68 @@ def saved_config_file(run_dir: Path) -> Path:
     return resumes[-1] if resumes else run_dir / CONFIG_FILE
 
 
-def _record_resume(config: TrainConfig, run_dir: Path, from_step: int) -> None:
+def begin_resumed_run(run: TrainingRun, reasons: Sequence[str]) -> None:
+    """Take the directory over from the interrupted run: record the resume and cut back what lies after the checkpoint.
+
+    `reasons` say why the result may differ from that of an uninterrupted run; none means that it will not. Checkpoints
+    newer than the one that the run goes on from are put aside.
+    """
+    assert run.restored is not None
+    assert run.checkpoint is not None
+    _record_resume(run, reasons)
+    cut_back(run.run_dir, run.restored["metric_files"])
+    for path in checkpoint_paths(run.run_dir):
+        if path.name > run.checkpoint.name:
+            log.warning(
+                "%s is newer than the checkpoint to go on from; moved to %s", path.name, quarantine(path, "superseded")
+            )
+
+
+def _record_resume(run: TrainingRun, reasons: Sequence[str]) -> None:
+    config, run_dir = run.config, run.run_dir
     records = run_dir / "resumes"
     records.mkdir(exist_ok=True)
     number = len(list(records.glob("*.yaml"))) + 1
     OmegaConf.save(OmegaConf.create(serialize_train_config(config)), records / f"{number:03d}.yaml")
     card = read_run_card(run_dir)
-    card.setdefault("resumes", []).append(
-        {"from_step": from_step, "total_timesteps": config.total_timesteps, "started": _now(), "command": _command()}
-    )
+    assert run.restored is not None
+    record = {
+        "from_step": run.restored["session"]["global_step"],
+        "total_timesteps": config.total_timesteps,
+        "started": _now(),
+        "command": _command(),
+        "exact": not reasons,
+    }
+    card.setdefault("resumes", []).append(record)
     card["status"] = "running"
+    if reasons:
+        card["exact"] = False
+        card["inexact_reasons"] = [*card.get("inexact_reasons", []), *reasons]
     _write_run_card(run_dir, card)
+
+
+def numeric_platform(config: TrainConfig, device: torch.device) -> dict[str, str]:
+    """Return what the bits of a run depend on besides its config and seed."""
+    return {
+        "python": ".".join(platform.python_version_tuple()[:2]),
+        **{name: _version(name) or "?" for name in ("torch", "numpy", "gymnasium")},
+        "device": str(device),
+        "threads": str(config.device.threads),
+        "cpu": cpu_name(),
+    }
+
+
+def platform_changes(run: TrainingRun) -> list[str]:
+    """Return what is different on this machine from where the checkpoint was taken."""
+    assert run.restored is not None
+    before, now = run.restored["platform"], numeric_platform(run.config, run.device)
+    return [f"{name} was {before.get(name)} and is {now[name]}" for name in now if before.get(name) != now[name]]
 
 
 def _new_run_card(config: TrainConfig, device: torch.device) -> dict[str, Any]:
     return {
         "status": "running",
+        "exact": True,
         "command": _command(),
         "started": _now(),
         "algo": config.algo.name,
@@ -201,13 +258,33 @@ def save_training_checkpoint(
     run: TrainingRun, global_step: int, parts: Mapping[str, Stateful], labels: Sequence[str] = ()
 ) -> Path:
     """Gather the state of every part of the run, write it as one checkpoint, and remove those no longer kept."""
-    state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
-    state["global_generators"] = _global_generator_states()
-    state["metric_files"] = run.writer.lengths()
-    path = write_checkpoint(run.run_dir, global_step, state, labels)
-    prune_checkpoints(run.run_dir, run.config.checkpoint.keep_last)
+    try:
+        state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
+        _require_finite_tensors(state["agent"], global_step)
+        state["global_generators"] = _global_generator_states()
+        state["platform"] = numeric_platform(run.config, run.device)
+        state["metric_files"] = run.writer.lengths()
+        journal = {name: entry for part in parts.values() for name, entry in _journal_files(part).items()}
+        path = write_checkpoint(run.run_dir, global_step, state, labels, journal)
+        prune(run.run_dir, run.config.checkpoint.keep_last)
+    except OSError as error:
+        raise UserError(
+            f"Cannot save step {global_step:,} in {run.run_dir}: {error.strerror or error}. "
+            "The checkpoints saved before are intact; make room and resume."
+        ) from error
     log.info("checkpoint %s%s", path.name, f" ({', '.join(labels)})" if labels else "")
     return path
+
+
+def _journal_files(part: Stateful) -> dict[str, dict[str, int]]:
+    return part.files() if isinstance(part, Journaled) else {}
+
+
+def _require_finite_tensors(tree: Any, global_step: int) -> None:
+    _, tensors, _ = split(tree)
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise NonFiniteError(f"The agent's {name.strip('/')} is NaN or infinite at step {global_step:,}.")
 
 
 def restore_training_state(run: TrainingRun, parts: Mapping[str, Stateful]) -> None:

@@ -11,6 +11,7 @@ from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.normalization import Normalizer
 from rl_training.envs.training_envs import TrainingEnvs
 from rl_training.runtime.callbacks import Callback
+from rl_training.runtime.replay_journal import ReplayJournal
 from rl_training.runtime.run_utils import create_training_run
 from rl_training.runtime.session import TrainingSession, crossings
 from rl_training.runtime.trainer import TrainResult
@@ -54,7 +55,7 @@ def train_sac(
 
     # Restore
     with TrainingSession(
-        run, agent=agent, envs=envs, normalizer=normalizer, data=replay, callbacks=callbacks
+        run, agent=agent, envs=envs, normalizer=normalizer, data=ReplayJournal(replay, run.run_dir), callbacks=callbacks
     ) as session:
         if not session.resumed:
             normalizer.update(envs.reset())
@@ -80,6 +81,7 @@ def train_sac(
             # Update
             updates_due = crossings(before, session.global_step, algo.train_every)
             if updates_due:
+                replay.check_finite(since=session.phase_start)
                 session.end_collect()
             if updates_due and session.global_step > algo.learning_starts:
                 metrics = [

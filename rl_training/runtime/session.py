@@ -5,6 +5,8 @@ session counts, logs, evaluates, saves, calls back and decides whether to go on.
 """
 
 import logging
+import math
+import signal
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -17,15 +19,18 @@ from torch import Tensor
 
 from rl_training.envs.normalization import Normalizer
 from rl_training.envs.training_envs import EnvStep, Episode, TrainingEnvs
+from rl_training.errors import EnvironmentFailure, NonFiniteError, UserError
 from rl_training.runtime.callbacks import Callback, CallbackList, standard_callbacks
 from rl_training.runtime.evaluation import evaluate_agent
 from rl_training.runtime.run_utils import (
     TrainingRun,
+    begin_resumed_run,
+    platform_changes,
     restore_training_state,
     save_training_checkpoint,
     update_run_card,
 )
-from rl_training.runtime.system import StopSignals
+from rl_training.runtime.system import Signals
 from rl_training.runtime.trainer import (
     Agent,
     CollectResult,
@@ -71,17 +76,17 @@ class TrainingSession:
         self.state = TrainerState(config=run.config, run_dir=run.run_dir, agent=agent)
         self._run, self._envs, self._normalizer = run, envs, normalizer
         self._callbacks = CallbackList([*standard_callbacks(run.config), *callbacks])
-        self._signals = StopSignals()
+        self._signals = Signals()
         self._catching = self._signals.caught()
         self._finished_episodes: deque[Episode] = deque(maxlen=EPISODE_WINDOW)
         self._phase_episodes: list[Episode] = []
         self._phase_start = self._iteration_start = 0
         self._update_metrics: Sequence[Mapping[str, Tensor]] | dict[str, float] = {}
         self._schedule: dict[str, float] = {}
-        self._last_evaluation: EvalResult | None = None
         self._last_row_step = -1
         self._seconds_before = 0.0
         self._last_saved = time.monotonic()
+        self._directory_taken = not self.resumed
         self._parts: dict[str, Stateful] = {
             "session": self,
             "agent": agent,
@@ -93,21 +98,47 @@ class TrainingSession:
 
     def __enter__(self) -> "TrainingSession":
         self._catching.__enter__()
-        if self._run.restored is not None:
-            restore_training_state(self._run, self._parts)
-        if self._callbacks.on_train_start is not None:
-            self._callbacks.on_train_start(self.state)
+        try:
+            if self.resumed:
+                self._resume()
+            if self._callbacks.on_train_start is not None:
+                self._callbacks.on_train_start(self.state)
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
+
+    def _resume(self) -> None:
+        """Hand the checkpoint to every part, and only then touch the run directory."""
+        restore_training_state(self._run, self._parts)
+        reasons = platform_changes(self._run)
+        if self._envs.inexact_reason is not None:
+            reasons.append(self._envs.inexact_reason)
+        for reason in reasons:
+            log.warning("resume is not exact: %s", reason)
+        if reasons and self.state.config.resume_strict:
+            raise UserError(f"resume_strict: {'; '.join(reasons)}. Nothing was changed.")
+        begin_resumed_run(self._run, reasons)
+        self._directory_taken = True
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is not None and not isinstance(error, TrainingInterrupted):
-            update_run_card(self.state.run_dir, status="failed", error=f"{type(error).__name__}: {error}")
-            log.info("run failed at step %d", self.state.global_step, exc_info=error)
-        self._catching.__exit__(kind, error, traceback)
-        self._run.writer.close()
-        self._envs.close()
+        try:
+            if error is not None and self._directory_taken and not isinstance(error, TrainingInterrupted):
+                self._record_failure(error)
+        finally:
+            self._catching.__exit__(kind, error, traceback)
+            self._run.close()
+            self._envs.close()
+
+    def _record_failure(self, error: BaseException) -> None:
+        """Save the last complete state if an environment failed, and write down what happened."""
+        log.info("run failed at step %d", self.state.global_step, exc_info=error)
+        if isinstance(error, EnvironmentFailure) and self.state.global_step:
+            path = self._save()
+            error.args = (f"{error}. The state before it is saved as {path.name}; resume= goes on from there.",)
+        update_run_card(self.state.run_dir, status="failed", error=f"{type(error).__name__}: {error}")
 
     @property
     def resumed(self) -> bool:
@@ -122,7 +153,12 @@ class TrainingSession:
     @property
     def vector_step(self) -> int:
         """Return the vector steps so far, which number the exploration noise."""
-        return self.state.global_step // self._envs.num_envs
+        return self._envs.vector_steps
+
+    @property
+    def phase_start(self) -> int:
+        """Return the global step at which the current collect phase began."""
+        return self._phase_start
 
     @property
     def done(self) -> bool:
@@ -130,14 +166,14 @@ class TrainingSession:
         return self.state.global_step >= self.state.config.total_timesteps or self.state.stop_reason is not None
 
     @property
-    def interrupted(self) -> bool:
-        """Whether a signal asks to leave at the next step."""
-        return self._signals.received is not None
+    def leaving(self) -> bool:
+        """Whether to save and leave at the next step: a signal came, or `stop_at_step` is reached."""
+        return self._signals.stop is not None or self.state.paused
 
     @property
     def running(self) -> bool:
         """Whether to begin another iteration."""
-        return not self.done and not self.interrupted
+        return not self.done and not self.leaving
 
     def record_step(self, step: EnvStep) -> None:
         """Count one vector step and the episodes that ended in it."""
@@ -185,34 +221,37 @@ class TrainingSession:
             self._save()
 
     def finish(self) -> TrainResult:
-        """End the run: after a signal save and raise, otherwise evaluate, save and return the result."""
-        if self.interrupted and not self.done:
-            raise self._interruption()
-        if self._last_row_step != self.state.global_step:
-            row = self._training_metrics()
-            evaluation = self._evaluate() if self.state.config.eval.episodes else None
-            if evaluation is not None:
-                row.update(evaluation.metrics())
-            self._write_row(row)
-            if evaluation is not None:
-                self._announce(evaluation)
+        """End the run: at the end of the budget evaluate and save, before it save only; after a signal, raise."""
+        if self.done and self._last_row_step != self.state.global_step:
+            self._write_last_row()
         path = self._save()
         result = TrainResult(self.state.run_dir, path, dict(self.state.metrics))
-        self._close_run_card("finished", result=result.metrics, stop_reason=self.state.stop_reason)
+        if self.done:
+            self._close_run_card("finished", result=result.metrics, stop_reason=self.state.stop_reason)
+        elif self._signals.stop is not None:
+            self._close_run_card("interrupted")
+            raise self._interruption(self._signals.stop)
+        else:
+            self._close_run_card("paused")
         if self._callbacks.on_train_end is not None:
             self._callbacks.on_train_end(self.state, result)
         return result
 
-    def _interruption(self) -> TrainingInterrupted:
-        assert self._signals.received is not None
-        self._save()
-        self._close_run_card("interrupted")
-        name = self._signals.received.name
+    def _write_last_row(self) -> None:
+        row = self._training_metrics()
+        evaluation = self._evaluate() if self.state.config.eval.episodes else None
+        if evaluation is not None:
+            row.update(evaluation.metrics())
+        self._write_row(row)
+        if evaluation is not None:
+            self._announce(evaluation)
+
+    def _interruption(self, received: signal.Signals) -> TrainingInterrupted:
         message = (
-            f"{name}: saved at step {self.state.global_step:,}. Continue with: "
+            f"{received.name}: saved at step {self.state.global_step:,}. Continue with: "
             f"python -m rl_training.train resume={_shortest_path(self.state.run_dir)}"
         )
-        return TrainingInterrupted(message, 128 + self._signals.received.value)
+        return TrainingInterrupted(message, 128 + received.value)
 
     def _close_run_card(self, status: str, **entries: Any) -> None:
         update_run_card(
@@ -250,13 +289,16 @@ class TrainingSession:
         return self._update_metrics
 
     def _write_row(self, row: dict[str, float]) -> None:
+        for key, value in row.items():
+            if not math.isfinite(value):
+                raise NonFiniteError(f"{key} is {value} at step {self.state.global_step:,}.")
         self.state.metrics.update(row)
         self._run.writer.write(self.state.global_step, row)
         self._last_row_step = self.state.global_step
 
     def _evaluate(self) -> EvalResult:
         config = self.state.config.eval
-        self._last_evaluation = evaluate_agent(
+        evaluation = evaluate_agent(
             self.state.agent,
             self.state.config,
             self._normalizer,
@@ -264,14 +306,22 @@ class TrainingSession:
             seed=config.seed,
             global_step=self.state.global_step,
         )
-        return self._last_evaluation
+        self._run.writer.write_evaluation(self.state.global_step, evaluation.record())
+        return evaluation
 
     def _announce(self, evaluation: EvalResult) -> None:
         if self._callbacks.on_eval_end is not None:
             self._callbacks.on_eval_end(self.state, evaluation)
 
+    def save_if_asked(self) -> None:
+        """Save if a signal asked for it; for loops in which an iteration may take long."""
+        if self._signals.save_requested:
+            self._save()
+
     def _checkpoint_due(self, before: int, after: int) -> bool:
         config = self.state.config.checkpoint
+        if self._signals.save_requested:
+            return True
         if config.every is not None and crossings(before, after, config.every):
             return True
         return config.every_seconds is not None and time.monotonic() - self._last_saved >= config.every_seconds
@@ -279,7 +329,7 @@ class TrainingSession:
     def _save(self) -> Path:
         labels = sorted(self.state.checkpoint_labels)
         self.state.checkpoint_labels.clear()
-        self.state.checkpoint_requested = False
+        self.state.checkpoint_requested = self._signals.save_requested = False
         path = save_training_checkpoint(self._run, self.state.global_step, self._parts, labels)
         self._last_saved = time.monotonic()
         return path

@@ -1,12 +1,13 @@
-"""What depends on the operating system, each with a fallback: memory, durable writes, threads, signals."""
+"""What depends on the operating system, each with a fallback: memory, durable writes, locks, threads, signals."""
 
 import contextlib
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
@@ -54,24 +55,81 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-class StopSignals:
-    """Remembers SIGINT and SIGTERM so that a trainer can save first; a second signal ends the process at once."""
+class RunLock:
+    """One owner per run directory, held by the operating system: a killed owner leaves nothing behind."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: IO[str] | None = None
+
+    def acquire(self) -> int | None:
+        """Take the lock and return None, or return the process id of whoever holds it."""
+        file = self._path.open("a+")
+        try:
+            _lock_file(file)
+        except OSError:
+            file.seek(0)
+            holder = file.read().strip()
+            file.close()
+            return int(holder) if holder.isdigit() else 0
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        self._file = file
+        return None
+
+    def release(self) -> None:
+        """Give the lock back; closing the file does it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _lock_file(file: IO[str]) -> None:
+    """Lock an open file without waiting; raises OSError if another process holds it."""
+    if os.name == "nt":
+        import msvcrt
+
+        file.seek(1 << 20)  # far behind the process id, which others must be able to read
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined,unused-ignore]
+        return
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+class Signals:
+    """Remembers signals so that a trainer can act between two steps.
+
+    SIGINT and SIGTERM ask to save and leave; a second one ends the process at once. SIGUSR1, which schedulers send as a
+    warning, asks to save and go on.
+    """
 
     def __init__(self) -> None:
-        self.received: signal.Signals | None = None
+        self.stop: signal.Signals | None = None
+        self.save_requested = False
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+    def _on_stop(self, number: int, frame: FrameType | None) -> None:
+        if self.stop is not None:
             raise KeyboardInterrupt(f"second signal ({signal.Signals(number).name})")
-        self.received = signal.Signals(number)
+        self.stop = signal.Signals(number)
+
+    def _on_save(self, number: int, frame: FrameType | None) -> None:
+        self.save_requested = True
 
     @contextlib.contextmanager
-    def caught(self) -> Iterator["StopSignals"]:
+    def caught(self) -> Iterator["Signals"]:
         """Catch the signals inside the block; outside the main thread Python cannot, and the block runs as it is."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
-        previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers: dict[int, Callable[[int, FrameType | None], None]] = {
+            signal.SIGINT: self._on_stop,
+            signal.SIGTERM: self._on_stop,
+        }
+        if hasattr(signal, "SIGUSR1"):
+            handlers[signal.SIGUSR1] = self._on_save
+        previous = {number: signal.signal(number, handler) for number, handler in handlers.items()}
         try:
             yield self
         finally:

@@ -56,6 +56,15 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
+class Journaled(Protocol):
+    """A part whose state lies partly in append-only files of the run directory."""
+
+    def files(self) -> dict[str, dict[str, int]]:
+        """Return the files that the last `state_dict` relies on: how many bytes of each, and their crc32."""
+        ...
+
+
+@runtime_checkable
 class Trainer(Protocol):
     """A run that is ready to go."""
 
@@ -85,6 +94,13 @@ class TrainerState:
         """Return the share of the budget that is spent, in [0, 1]."""
         total = self.config.total_timesteps
         return min(1.0, self.global_step / total) if total else 1.0
+
+    @property
+    def paused(self) -> bool:
+        """Whether the run leaves before its end because of `stop_at_step`."""
+        stop_at_step = self.config.stop_at_step
+        finished = self.global_step >= self.config.total_timesteps or self.stop_reason is not None
+        return stop_at_step is not None and self.global_step >= stop_at_step and not finished
 
     def request_stop(self, reason: str) -> None:
         """Ask the trainer to finish after this iteration; the first reason is kept."""
@@ -126,6 +142,15 @@ class EvalResult:
     def summary(self) -> Summary:
         """Return mean, deviation and interval of the returns."""
         return summarize(self.returns)
+
+    def record(self) -> dict[str, Any]:
+        """Return how the episodes were played and what they gave, so that they can be played again."""
+        return {
+            "seeds": [self.first_seed + episode for episode in range(len(self.returns))],
+            "num_envs": 1,
+            "returns": list(self.returns),
+            "lengths": list(self.lengths),
+        }
 
     def metrics(self) -> dict[str, float]:
         """Return the evaluation as metric values."""

@@ -10,7 +10,7 @@ from rl_training.envs.factory import probe_spaces
 from rl_training.envs.normalization import Normalizer
 from rl_training.errors import ConfigError, UserError
 from rl_training.experiment import registry
-from rl_training.runtime.checkpointing import checkpoints_dir, find_checkpoint, read_checkpoint
+from rl_training.runtime.checkpointing import CHECKPOINTS_DIR, find_checkpoint, read_checkpoint
 from rl_training.runtime.evaluation import evaluate_agent
 from rl_training.runtime.run_utils import (
     read_run_card,
@@ -24,15 +24,19 @@ if TYPE_CHECKING:
     from rl_training.runtime.callbacks import Callback
 
 # What may change when a run is resumed: none of it, except the budget's schedules, touches what is learned.
-RESUMABLE_CHANGES = ("total_timesteps", "logging", "eval", "checkpoint", "device", "tags", "resume")
+RESUMABLE_CHANGES = (
+    *("total_timesteps", "stop_at_step", "logging", "eval", "checkpoint", "device", "tags"),
+    *("resume_strict", "resume"),
+)
 
 
 def locate_run(path: Path) -> Path:
     """Return the run directory of a run directory or of one of its checkpoints."""
     path = path.expanduser().resolve()
-    run_dir = path.parent.parent if path.parent.name == checkpoints_dir(path).name else path
     if not path.is_dir():
         raise UserError(f"{path} does not exist; name a run directory such as outputs/ppo/cartpole/<time>-<id>.")
+    # checkpoints/step_…, or checkpoints/superseded/step_…
+    run_dir = next((parent.parent for parent in (path.parent, path.parents[1]) if parent.name == CHECKPOINTS_DIR), path)
     if not saved_config_file(run_dir).is_file():
         raise UserError(f"{path} is not a run directory: it has no config.yaml.")
     return run_dir
@@ -91,7 +95,7 @@ def resume_training(
         config = saved
     else:
         check_resumable(saved, config)
-    checkpoint = find_checkpoint(path)
+    checkpoint = find_checkpoint(path, to_train=True)
     train = registry.get(config.algo.name).load_train()
     return train(config, run_dir=run_dir, callbacks=callbacks, checkpoint=checkpoint)
 
