@@ -68,7 +68,7 @@ def find_difference(overrides: list[str], steps: int, kills: int, directory: Pat
     if difference is not None:
         return f"two runs with the same seed differ: {difference}"
     print(f"3/3 training, killed {kills} times and resumed", flush=True)
-    _run_and_kill([*command, f"hydra.run.dir={killed}"], killed, steps, kills)
+    _run_and_kill([*command, f"hydra.run.dir={killed}"], killed, _kill_steps(straight, kills))
     reasons = read_run_card(killed).get("inexact_reasons")
     return "; ".join(reasons) if reasons else first_difference(straight, killed)
 
@@ -82,12 +82,22 @@ def _run(command: list[str]) -> None:
         raise UserError(f"training failed: {lines[-1].removeprefix('error: ')}")
 
 
-def _run_and_kill(command: list[str], run_dir: Path, steps: int, kills: int) -> None:
-    """Start the run, kill it `kills` times at growing steps, each time past a checkpoint, and let it end."""
+def _kill_steps(straight: Path, kills: int) -> list[int]:
+    """Spread the kills over the steps at which the first run wrote a row: that is how the third one is followed."""
+    from rl_training.errors import UserError
+    from rl_training.runtime.loggers import METRICS_FILE, read_rows
+
+    steps = [row["step"] for row in read_rows(straight / METRICS_FILE)]
+    if not steps:
+        raise UserError("the run is too short to be killed; give it more to do with verify.steps=…")
+    return [steps[(kill + 1) * len(steps) // (kills + 1)] for kill in range(kills)]
+
+
+def _run_and_kill(command: list[str], run_dir: Path, kill_steps: list[int]) -> None:
+    """Start the run, kill it once each of these steps is logged and a checkpoint exists, and let it end."""
     from rl_training.errors import UserError
 
-    for kill in range(kills):
-        goal = steps // 7 + (steps - steps // 7) * (kill + 1) // (kills + 1)
+    for goal in kill_steps:
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         while process.poll() is None and _last_step(run_dir) < goal:
             time.sleep(0.002)
@@ -101,14 +111,16 @@ def _run_and_kill(command: list[str], run_dir: Path, steps: int, kills: int) -> 
     _run(command)
 
 
-_TOO_FAST = "the run ended before it could be killed; give it more to do with verify.steps=…"
+_TOO_FAST = "the run ended before it could be killed; give it more to do with verify.steps=…, or try again"
 
 
 def _last_step(run_dir: Path) -> int:
-    """Return the step of the newest complete metric row, 0 before a checkpoint exists."""
-    from rl_training.runtime.comparison import last_row_step
+    """Return the step of the newest metric row, 0 before a checkpoint exists."""
+    from rl_training.runtime.checkpointing import checkpoint_paths
+    from rl_training.runtime.loggers import METRICS_FILE, read_rows
 
-    return last_row_step(run_dir) if any((run_dir / "checkpoints").glob("step_*")) else 0
+    rows = read_rows(run_dir / METRICS_FILE) if checkpoint_paths(run_dir) else []
+    return int(rows[-1]["step"]) if rows else 0
 
 
 if __name__ == "__main__":

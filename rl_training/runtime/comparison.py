@@ -1,6 +1,5 @@
 """Compares two runs of the same settings, bit for bit: everything but the clock."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 import torch
 
 from rl_training.runtime.checkpointing import CheckpointInfo, check_checkpoint, checkpoint_paths, read_checkpoint
-from rl_training.runtime.loggers import EVALUATIONS_FILE, METRICS_FILE, TENSORBOARD_DIR
+from rl_training.runtime.loggers import EVALUATIONS_FILE, METRICS_FILE, TENSORBOARD_DIR, read_rows
 
 # What may differ: wall-clock time, the lengths of files that hold it, and how the journal is cut into segments.
 _CLOCK_KEYS = ("/session/seconds", "/session/metrics/time/", "/metric_files/", "/data/segments")
@@ -18,7 +17,7 @@ _CLOCK_KEYS = ("/session/seconds", "/session/metrics/time/", "/metric_files/", "
 def first_difference(first: Path, second: Path) -> str | None:
     """Return where two runs first differ, earliest step first, or None if they are the same in every bit."""
     for name in (METRICS_FILE, EVALUATIONS_FILE):
-        difference = _rows_difference(name, _json_rows(first / name), _json_rows(second / name))
+        difference = _rows_difference(name, read_rows(first / name), read_rows(second / name))
         if difference is not None:
             return difference
     difference = _rows_difference(
@@ -35,10 +34,6 @@ def _rows_difference(name: str, first: list[dict[str, Any]], second: list[dict[s
     if len(first) != len(second):
         return f"{name} has {len(first)} rows and {len(second)} rows"
     return None
-
-
-def _json_rows(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
 
 
 def _tensorboard_rows(directory: Path) -> list[dict[str, Any]]:
@@ -122,12 +117,3 @@ def _journal_bytes(info: CheckpointInfo) -> dict[int, bytes]:
         rows.update({first + i: data[i * row_bytes : (i + 1) * row_bytes] for i in range(count)})
     oldest = state["added"] - state["capacity"]
     return {number: row for number, row in rows.items() if number >= oldest}
-
-
-def last_row_step(run_dir: Path) -> int:
-    """Return the step of the newest complete row in metrics.jsonl, or 0 if there is none."""
-    try:
-        lines = (run_dir / METRICS_FILE).read_bytes().split(b"\n")
-    except OSError:
-        return 0
-    return int(json.loads(lines[-2])["step"]) if len(lines) > 1 else 0

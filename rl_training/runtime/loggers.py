@@ -149,3 +149,15 @@ def cut_back(run_dir: Path, lengths: dict[str, int]) -> None:
             path.unlink()
         elif path.stat().st_size > length:
             os.truncate(path, length)
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of a metrics or evaluations file; a row that is still being written is left out."""
+    if not path.is_file():
+        return []
+    return [json.loads(line) for line in path.read_text().split("\n")[:-1]]
+
+
+def read_evaluations(run_dir: Path) -> list[dict[str, Any]]:
+    """Return the evaluations that training made, oldest first."""
+    return read_rows(run_dir / EVALUATIONS_FILE)

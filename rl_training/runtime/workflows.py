@@ -4,14 +4,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from rl_training.config import TrainConfig
 from rl_training.config.conversion import load_yaml, typed_config
 from rl_training.envs.factory import probe_spaces
 from rl_training.envs.normalization import Normalizer
 from rl_training.errors import ConfigError, UserError
 from rl_training.experiment import registry
-from rl_training.runtime.checkpointing import CHECKPOINTS_DIR, find_checkpoint, read_checkpoint
+from rl_training.runtime.checkpointing import CHECKPOINTS_DIR, check_checkpoint, find_checkpoint, read_checkpoint
 from rl_training.runtime.evaluation import evaluate_agent
+from rl_training.runtime.loggers import read_evaluations
 from rl_training.runtime.run_utils import (
     read_run_card,
     resolve_device,
@@ -58,12 +61,33 @@ def evaluate_checkpoint(
     on_episode: Callable[[int], None] | None = None,
 ) -> EvalResult:
     """Play seeded deterministic episodes with a checkpoint of a run ("best", "last", a step), or with `path` itself."""
-    path = Path(path)
-    run_dir = locate_run(path)
-    config = load_run_config(run_dir)
-    chosen = find_checkpoint(path, checkpoint)
-    state = read_checkpoint(chosen)
+    run_dir = locate_run(Path(path))
+    return _play(run_dir, find_checkpoint(Path(path), checkpoint), episodes, seed, on_episode)
 
+
+def repeat_evaluation(
+    path: Path | str, *, checkpoint: str = "best", on_episode: Callable[[int], None] | None = None
+) -> tuple[EvalResult, list[float]]:
+    """Play the episodes again that training played at a checkpoint; returns them and the returns logged then."""
+    run_dir = locate_run(Path(path))
+    chosen = find_checkpoint(Path(path), checkpoint)
+    step = check_checkpoint(chosen).global_step
+    recorded = {row["step"]: row for row in read_evaluations(run_dir)}
+    if step not in recorded:
+        steps = ", ".join(map(str, recorded)) or "none"
+        raise UserError(
+            f"Training did not evaluate at step {step}; it did at: {steps}. Leave out episodes_from=recorded."
+        )
+    row = recorded[step]
+    return _play(run_dir, chosen, len(row["seeds"]), row["seeds"][0], on_episode), row["returns"]
+
+
+def _play(
+    run_dir: Path, checkpoint: Path, episodes: int, seed: int | None, on_episode: Callable[[int], None] | None
+) -> EvalResult:
+    config = load_run_config(run_dir)
+    torch.set_num_threads(config.device.threads)
+    state = read_checkpoint(checkpoint)
     observation, actions = probe_spaces(config.env)
     build_agent = registry.get(config.algo.name).load_build_agent()
     agent = build_agent(config, observation, actions, resolve_device(config.device.kind))
