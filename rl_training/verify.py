@@ -70,7 +70,7 @@ def find_difference(overrides: list[str], steps: int, kills: int, directory: Pat
     print(f"3/3 training, killed {kills} times and resumed", flush=True)
     _run_and_kill([*command, f"hydra.run.dir={killed}"], killed, _kill_steps(straight, kills))
     reasons = read_run_card(killed).get("inexact_reasons")
-    return "; ".join(reasons) if reasons else first_difference(straight, killed)
+    return "; ".join(dict.fromkeys(reasons)) if reasons else first_difference(straight, killed)
 
 
 def _run(command: list[str]) -> None:

@@ -5,7 +5,7 @@ result = rl_training.fit("sac", "Pendulum-v1", total_timesteps=20_000, seed=1)
 print(result.metrics["eval/return_mean"], result.run_dir)
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,27 @@ __all__ = [
 PPO, DQN, SAC = PPOConfig, DQNConfig, SACConfig
 
 
-def make_config(algo: str | AlgoConfig, env: str | EnvConfig, *, preset: bool = True, **settings: Any) -> TrainConfig:
+def make_config(
+    algo: str | AlgoConfig,
+    env: str | EnvConfig,
+    *,
+    preset: bool = True,
+    hyperparameters: Mapping[str, Any] | None = None,
+    env_settings: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> TrainConfig:
     """Build a config from an algorithm (name or settings) and an environment (name, Gymnasium id or settings).
 
     Named pairs that have a tuned preset start from it, as on the command line; `preset=False` starts from the
-    defaults. `settings` are fields of `TrainConfig` and win: total_timesteps=…, seed=…, eval={"episodes": 50}.
+    defaults. `hyperparameters` (fields of the algorithm's config), `env_settings` (fields of `EnvConfig`) and
+    `settings` (fields of `TrainConfig`: total_timesteps=…, seed=…, eval={"episodes": 50}) win over the preset.
     """
     spec = registry.get(algo if isinstance(algo, str) else algo.name)
-    env_settings = (shipped_env(env) or {"id": env}) if isinstance(env, str) else plain(env)
-    data: dict[str, Any] = {"algo": {}, "env": env_settings}
+    named_env = (shipped_env(env) or {"id": env}) if isinstance(env, str) else plain(env)
+    data: dict[str, Any] = {"algo": {} if isinstance(algo, str) else plain(algo), "env": named_env}
     if preset and isinstance(algo, str) and isinstance(env, str):
-        _merge(data, tuned_preset(spec.name, env_settings.get("name", "")))
-    if not isinstance(algo, str):
-        data["algo"] = plain(algo)
+        _merge(data, tuned_preset(spec.name, named_env.get("name", "")))
+    _merge(data, {"algo": plain(dict(hyperparameters or {})), "env": plain(dict(env_settings or {}))})
     _merge(data, plain(settings))
     return typed_config(data, spec.config_class)
 
@@ -73,10 +81,9 @@ def fit(
     *,
     callbacks: Sequence[Callback] = (),
     run_dir: Path | str | None = None,
-    preset: bool = True,
     **settings: Any,
 ) -> TrainResult:
-    """Train an algorithm on an environment and return its result; see `make_config` for the arguments."""
-    config = make_config(algo, env, preset=preset, **settings)
+    """Train an algorithm on an environment and return its result; `settings` are those of `make_config`."""
+    config = make_config(algo, env, **settings)
     directory = None if run_dir is None else Path(run_dir)
     return DefaultExperimentManager().setup(config, callbacks, run_dir=directory).train()

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from rl_training.errors import UserError
+
 METRICS_FILE = "metrics.jsonl"
 EVALUATIONS_FILE = "evaluations.jsonl"
 TENSORBOARD_DIR = "tensorboard"
@@ -114,8 +116,13 @@ class MetricsWriter:
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Append one row everywhere."""
-        for sink in self._sinks:
-            sink.write(step, metrics)
+        try:
+            for sink in self._sinks:
+                sink.write(step, metrics)
+        except OSError as error:
+            raise UserError(
+                f"Cannot write metrics in {self._run_dir}: {error.strerror or error}. Make room and resume."
+            ) from error
 
     def write_evaluation(self, step: int, evaluation: dict[str, Any]) -> None:
         """Append what is needed to play an evaluation again, and what it gave."""
