@@ -1,7 +1,7 @@
 """Measures what a checkpoint costs at the default cadence.
 
-Run it as `python scripts/checkpoint_cost.py`. For each workload it makes the parts of a real run, fills the replay buffer,
-and times `save_training_checkpoint` with as many new transitions as a minute of training brings.
+Run it as `python scripts/checkpoint_cost.py`. For each workload it makes the parts of a real run, fills the replay
+buffer, and times `save_training_checkpoint` with as many new transitions as a minute of training brings.
 """
 
 import statistics
