@@ -1,4 +1,4 @@
-"""Hydra plumbing of the training command, and the small key=value parser of the read-only commands.
+"""Hydra plumbing of the training command.
 
 Hydra composes the config and makes the run directory. Around it: `resume=<dir>` is resolved before composition, the
 `Preflight` callback checks everything before the directory is made, and what the user can mend ends in one line.
@@ -8,9 +8,9 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -20,6 +20,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from rl_training.arguments import fail, leave
 from rl_training.config import TrainConfig
 from rl_training.config.conversion import conf_dir, describe_omegaconf_error, load_yaml, to_train_config
 from rl_training.config.store import register_schemas
@@ -63,20 +64,10 @@ def _register() -> None:
     register_schemas({name: registry.get(name).config_class for name in registry.names()})
 
 
-def fail(message: str) -> NoReturn:
-    """Leave with a one-line error."""
-    leave(f"error: {message}", 1)
-
-
-def leave(message: str, exit_code: int) -> NoReturn:
-    """Say one last line, over an unfinished progress line if there is one, and exit."""
-    print(f"\r\x1b[K{message}" if sys.stderr.isatty() else message, file=sys.stderr)
-    sys.exit(exit_code)
-
-
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
 def _hydra_main(composed: DictConfig) -> float | None:
     """Train one run; the returned evaluation return is what a sweeper optimises."""
+    _check_preset(HydraConfig.get().overrides.task, composed)
     config = checked_config(composed)
     manager = DefaultExperimentManager()
     if config.resume is not None:
@@ -92,9 +83,11 @@ def checked_config(composed: DictConfig) -> TrainConfig:
     pin_threads(config.device.threads)
     check_experiment(config)
     if config.resume is not None:
+        from rl_training.runtime.checkpointing import find_checkpoint
         from rl_training.runtime.workflows import check_resumable, load_run_config, locate_run
 
         check_resumable(load_run_config(locate_run(Path(config.resume))), config)
+        find_checkpoint(Path(config.resume), to_train=True, warn=False)
     return config
 
 
@@ -107,7 +100,7 @@ class Preflight(Callback):
         with open_dict(composed):
             del composed["hydra"]
         try:
-            _check_preset_exists(config)
+            _check_preset(config.hydra.overrides.task, config)
             checked = checked_config(composed)
             _leave_if_finished(checked)
         except UserError as error:
@@ -115,13 +108,17 @@ class Preflight(Callback):
             fail(str(error))
 
 
-def _check_preset_exists(config: DictConfig) -> None:
-    """Refuse tuned=<name> if nothing has that name: Hydra would leave the optional preset out without a word."""
-    asked = [override for override in config.hydra.overrides.task if override.startswith("tuned=")]
+def _check_preset(overrides: Sequence[str], config: DictConfig) -> None:
+    """Refuse tuned=<name> if nothing has that name, which Hydra would pass over, and a preset of another algorithm."""
+    if any(override.startswith("preset=") for override in overrides):
+        raise UserError("preset is set by the preset itself. Use tuned=<name> to choose one, tuned=none for none.")
+    asked = [override for override in overrides if override.startswith("tuned=")]
+    presets = sorted(path.stem for path in (conf_dir() / "tuned").glob("*.yaml"))
     if asked and asked[-1] != "tuned=none" and config.preset is None:
-        presets = sorted(path.stem for path in (conf_dir() / "tuned").glob("*.yaml"))
         name = asked[-1].partition("=")[2]
         raise UserError(f"{asked[-1]} does not exist.{did_you_mean(name, presets)} Choose from {', '.join(presets)}.")
+    if asked and config.preset is not None and not config.preset.startswith(f"{config.algo.name}_"):
+        raise UserError(f"tuned={config.preset} is a preset of another algorithm than algo={config.algo.name}.")
 
 
 def _leave_if_finished(config: TrainConfig) -> None:
@@ -138,7 +135,9 @@ def _leave_if_finished(config: TrainConfig) -> None:
 def whole_number_override(argument: str) -> str:
     """Write 1e5 as 100000, so that whole-number settings accept it; texts below env.env_kwargs stay as they are."""
     key, separator, value = argument.partition("=")
-    if not separator or key.lstrip("+").startswith("env.env_kwargs"):
+    if separator and not key:
+        raise UserError(f"{argument} has no key before the equals sign. Write key=value.")
+    if not separator or key == "resume" or key.lstrip("+").startswith("env.env_kwargs"):
         return argument
     return f"{key}={','.join(_whole_number(part) for part in value.split(','))}"
 
@@ -167,7 +166,8 @@ def prepare_resume(arguments: list[str]) -> list[str]:
 
     run_dir = locate_run(Path(paths[0]))
     saved = load_yaml(saved_config_file(run_dir))
-    saved["resume"] = str(Path(paths[0]).expanduser().resolve())
+    saved["stop_at_step"] = None  # it belongs to one launch
+    saved["resume"] = _literal(Path(paths[0]).expanduser().resolve())
     spec = registry.get(saved.get("algo", {}).get("name", ""))
     record = next(f"resume_{k}" for k in range(1, 10**6) if not (run_dir / ".hydra" / f"resume_{k}").exists())
     node = {
@@ -181,11 +181,32 @@ def prepare_resume(arguments: list[str]) -> list[str]:
             "_self_",
         ],
         **saved,
-        "hydra": {"run": {"dir": str(run_dir)}, "output_subdir": f".hydra/{record}"},
+        "hydra": {"run": {"dir": _literal(run_dir)}, "output_subdir": f".hydra/{record}"},
     }
     ConfigStore.instance().store(name="_resume", node=OmegaConf.create(node))
-    others = [argument for argument in arguments if not argument.startswith("resume=")]
+    others = [
+        setting for argument in arguments if not argument.startswith("resume=") for setting in _group_settings(argument)
+    ]
     return [*others, "--config-name=_resume"]
+
+
+def _literal(path: Path) -> str:
+    """Return a path that OmegaConf takes as it is, even with "${" in it."""
+    return str(path).replace("${", "\\${")
+
+
+def _group_settings(argument: str) -> list[str]:
+    """Replace device=cpu and logging=none, which may change on resume, by the settings of the group."""
+    group, _, choice = argument.partition("=")
+    if group in ("algo", "env", "tuned"):
+        raise UserError(f"{argument} cannot be combined with resume=: a resumed run keeps its {group}.")
+    if group not in ("device", "logging"):
+        return [argument]
+    file = conf_dir() / group / f"{choice}.yaml"
+    if not file.is_file():
+        choices = sorted(path.stem for path in file.parent.glob("*.yaml"))
+        raise UserError(f"{argument} does not exist.{did_you_mean(choice, choices)} Choose from {', '.join(choices)}.")
+    return [f"{group}.{key}={value}" for key, value in load_yaml(file).items() if key != "defaults"]
 
 
 def describe_hydra_error(error: HydraException) -> str:
@@ -200,26 +221,3 @@ def describe_hydra_error(error: HydraException) -> str:
     if "Lexer" in problem or "parsing override" in problem:
         problem += """. Write key=value; a value with special characters needs quotes, as in 'key="a~b"'."""
     return problem
-
-
-def parse_key_values(
-    arguments: Sequence[str], converters: Mapping[str, Callable[[str], Any]], usage: str
-) -> dict[str, list[Any]]:
-    """Parse the key=value arguments of a command that is no Hydra app; a key may repeat.
-
-    Each argument is split at its first "=", so that paths may hold any character.
-    """
-    if {"-h", "--help"} & set(arguments):
-        print(usage)
-        sys.exit(0)
-    parsed: dict[str, list[Any]] = {}
-    for argument in arguments:
-        key, separator, value = argument.partition("=")
-        if not separator or key not in converters:
-            suggestion = did_you_mean(key, list(converters))
-            raise UserError(f"Unknown argument {argument!r}.{suggestion} Arguments: {', '.join(converters)}.")
-        try:
-            parsed.setdefault(key, []).append(converters[key](value))
-        except ValueError as error:
-            raise UserError(f"{key}={value} is not valid: {error}.") from None
-    return parsed

@@ -23,7 +23,7 @@ usage: python -m rl_training.evaluate run=<run directory> [checkpoint=best] [epi
 
 def cli() -> None:
     """Run the command."""
-    from rl_training.cli import fail, parse_key_values
+    from rl_training.arguments import fail, parse_key_values
     from rl_training.errors import UserError
 
     converters = {"run": Path, "checkpoint": str, "episodes": int, "seed": int, "episodes_from": str}
@@ -35,6 +35,8 @@ def cli() -> None:
         checkpoint = last.get("checkpoint", "best")
         if last.get("episodes", 1) < 1:
             raise UserError(f"episodes must be at least 1, got {last['episodes']}.")
+        if last.get("seed", 0) < 0:
+            raise UserError(f"seed must be at least 0, got {last['seed']}.")
         if "episodes_from" in last:
             if last["episodes_from"] != "recorded" or "episodes" in last or "seed" in last:
                 raise UserError("episodes_from=recorded stands alone: it sets episodes and seed itself.")

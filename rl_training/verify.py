@@ -21,7 +21,8 @@ Schedules, threads and device are those of your run. Exit code 0: exact; 1: not,
 
 def cli() -> None:
     """Run the command."""
-    from rl_training.cli import compose_config, fail, leave, parse_key_values
+    from rl_training.arguments import fail, leave, parse_key_values
+    from rl_training.cli import compose_config
     from rl_training.errors import UserError
 
     own = [argument for argument in sys.argv[1:] if argument.startswith("verify.") or argument in ("-h", "--help")]
@@ -68,7 +69,7 @@ def find_difference(overrides: list[str], steps: int, kills: int, directory: Pat
     if difference is not None:
         return f"two runs with the same seed differ: {difference}"
     print(f"3/3 training, killed {kills} times and resumed", flush=True)
-    _run_and_kill([*command, f"hydra.run.dir={killed}"], killed, _kill_steps(straight, kills))
+    _run_and_kill([*command, f"hydra.run.dir={killed}"], killed, steps, _kill_steps(straight, kills))
     reasons = read_run_card(killed).get("inexact_reasons")
     return "; ".join(dict.fromkeys(reasons)) if reasons else first_difference(straight, killed)
 
@@ -93,7 +94,7 @@ def _kill_steps(straight: Path, kills: int) -> list[int]:
     return [steps[(kill + 1) * len(steps) // (kills + 1)] for kill in range(kills)]
 
 
-def _run_and_kill(command: list[str], run_dir: Path, kill_steps: list[int]) -> None:
+def _run_and_kill(command: list[str], run_dir: Path, steps: int, kill_steps: list[int]) -> None:
     """Start the run, kill it once each of these steps is logged and a checkpoint exists, and let it end."""
     from rl_training.errors import UserError
 
@@ -107,7 +108,7 @@ def _run_and_kill(command: list[str], run_dir: Path, kill_steps: list[int]) -> N
             raise UserError(lines[-1].removeprefix("error: ") if process.returncode and lines else _TOO_FAST)
         process.kill()
         process.communicate()
-        command = [sys.executable, "-m", "rl_training.train", f"resume={run_dir}"]
+        command = [sys.executable, "-m", "rl_training.train", f"resume={run_dir}", f"stop_at_step={steps}"]
     _run(command)
 
 

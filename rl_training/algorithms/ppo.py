@@ -24,12 +24,12 @@ def clipped_policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: float
 
 
 def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
-    """Half the mean squared error; with a clip range, that of the worse of the clipped and the free prediction."""
+    """Mean squared error; with a clip range, that of the worse of the clipped and the free prediction."""
     squared_error = (values - returns).square()
     if clip_range is not None:
         clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
         squared_error = torch.maximum(squared_error, (clipped - returns).square())
-    return 0.5 * squared_error.mean()
+    return squared_error.mean()
 
 
 def approximate_kl(log_ratio: Tensor) -> Tensor:

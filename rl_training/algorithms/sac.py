@@ -72,8 +72,8 @@ class SACAgent:
         self.critic_optimizer = adam(self.critics.parameters(), config.learning_rate)
         self.temperature_optimizer = adam([self.log_temperature], config.learning_rate)
 
-        low, high = np.array(actions.low, np.float32), np.array(actions.high, np.float32)
-        self._center, self._half_range = (low + high) / 2, (high - low) / 2
+        self._low, self._high = np.array(actions.low, np.float32), np.array(actions.high, np.float32)
+        self._center, self._half_range = (self._low + self._high) / 2, (self._high - self._low) / 2
         self.noise = NoiseBlocks(normal, (num_envs, actions.size), seed=derive_seed(seed, "exploration"))
         self.warmup_noise = NoiseBlocks(uniform, (num_envs, actions.size), seed=derive_seed(seed, "warm-up"))
         self._update_noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "update noise"))
@@ -97,7 +97,7 @@ class SACAgent:
 
     def env_actions(self, actions: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scale actions from [-1, 1] to the environment's bounds."""
-        return np.asarray(self._center + self._half_range * actions, np.float32)
+        return np.clip(self._center + self._half_range * actions, self._low, self._high)
 
     def update(self, batch: Transitions) -> dict[str, Tensor]:
         """Take one gradient step on critics, actor and temperature, then move the targets; returns detached metrics."""

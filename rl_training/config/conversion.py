@@ -41,6 +41,9 @@ def plain(value: Any) -> Any:
 
 def typed_config(data: dict[str, Any], algo_class: type[AlgoConfig]) -> TrainConfig:
     """Build a `TrainConfig` from plain data; unknown keys and wrong types are refused by name."""
+    for section in dataclasses.fields(TrainConfig):
+        if dataclasses.is_dataclass(section.type) and not isinstance(data.get(section.name, {}), dict):
+            raise ConfigError(f"{section.name} must be a mapping of settings, got {data[section.name]!r}.")
     try:
         base = OmegaConf.structured(TrainConfig(algo=algo_class()))
         return to_train_config(OmegaConf.merge(base, OmegaConf.create(data)))
@@ -65,6 +68,8 @@ def describe_omegaconf_error(error: OmegaConfBaseException) -> str:
     """Say in one line which key is wrong, and which one was meant."""
     problem = str(error.msg or error).splitlines()[0].rstrip(".")
     key = error.full_key
+    if key and key.startswith(f"{FREE_KEYS}.") and "not in struct" in problem:
+        return f"{key} is a key of your own: add it with a plus, +{key}=<value>."
     if key and "not in '" in problem and dataclasses.is_dataclass(error.object_type):
         return _unknown_key(key, error.object_type)
     return f"{key}: {problem}." if key and key not in problem else f"{problem}."

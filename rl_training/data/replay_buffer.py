@@ -54,7 +54,7 @@ class ReplayBuffer:
             "terminated": ((), np.float32),
         }
         self.row_dtype = np.dtype([(name, dtype, shape) for name, (shape, dtype) in columns.items()])
-        _check_memory(self.capacity, self.row_dtype.itemsize)
+        _check_memory(capacity, self.row_dtype.itemsize)
         self._columns = {name: np.zeros((self.capacity, *shape), dtype) for name, (shape, dtype) in columns.items()}
         self._sampler = np.random.Generator(np.random.PCG64(seed))
         self.added = 0

@@ -68,7 +68,9 @@ def _describe_observations(space: gym.Space[Any], env_id: str) -> ObservationSpe
         return ObservationSpec(size=int(space.n))
     if isinstance(space, gym.spaces.Box) and len(space.shape) == 1:
         return ObservationSpec(size=space.shape[0])
-    raise UserError(f"{env_id} has observations {space}; only Discrete and one-dimensional Box are supported.")
+    raise UserError(
+        f"{env_id} has observations {_one_line(space)}; only Discrete and one-dimensional Box are supported."
+    )
 
 
 def _describe_actions(space: gym.Space[Any], env_id: str) -> ActionSpec:
@@ -76,7 +78,9 @@ def _describe_actions(space: gym.Space[Any], env_id: str) -> ActionSpec:
         return DiscreteActions(count=int(space.n), start=int(space.start))
     if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating):
         return ContinuousActions(low=tuple(space.low.tolist()), high=tuple(space.high.tolist()))
-    raise UserError(f"{env_id} has actions {space}; only Discrete and one-dimensional real Box are supported.")
+    raise UserError(
+        f"{env_id} has actions {_one_line(space)}; only Discrete and one-dimensional real Box are supported."
+    )
 
 
 def _make_bare(config: EnvConfig) -> GymEnv:
@@ -92,8 +96,12 @@ def _make_bare(config: EnvConfig) -> GymEnv:
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise UserError(_missing_dependency(config, error)) from None
     except Exception as error:
-        reason = " ".join(str(error).split())
+        reason = _one_line(error)
         raise UserError(f"Cannot make env.id={config.id}: {type(error).__name__}: {reason}") from error
+
+
+def _one_line(value: object) -> str:
+    return " ".join(str(value).split())
 
 
 def _import_registering_module(module: str) -> None:
@@ -107,7 +115,7 @@ def _unknown_id(env_id: str, error: Exception) -> str:
     suggestion = did_you_mean(env_id, list(gym.registry))
     if suggestion:
         return f"Unknown environment env.id={env_id}.{suggestion}"
-    reason = " ".join(str(error).split()).rstrip(".")
+    reason = _one_line(error).rstrip(".")
     return (
         f"Unknown environment env.id={env_id} ({reason}). If a package registers it, add env.import_module=<package>."
     )
@@ -116,5 +124,5 @@ def _unknown_id(env_id: str, error: Exception) -> str:
 def _missing_dependency(config: EnvConfig, error: Exception) -> str:
     if config.extra is not None:
         return f"{config.id} needs an extra: pip install 'rl_training[{config.extra}]'"
-    reason = " ".join(str(error).split())
+    reason = _one_line(error)
     return f"{config.id} needs a package that is not installed: {reason}"

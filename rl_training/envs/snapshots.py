@@ -4,6 +4,7 @@ Copying or pickling an environment is silently wrong for MuJoCo and impossible f
 of the simulator and of every wrapper below, and it checks itself: the last observation must come out the same.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,11 +63,18 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
         self._total_steps += 1
         episode.steps += 1
         if episode.steps <= MAX_RECORDED_STEPS:
-            episode.actions.append(action)
+            # A copy, because an environment may write into the action that it is given.
+            episode.actions.append(action.copy() if isinstance(action, np.ndarray) else action)
         try:
-            return self.env.step(action)
+            observation, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:
             raise self._failure("step", error) from error
+        if terminated or truncated:
+            if (shape := np.asarray(observation).shape) != self.observation_space.shape:
+                raise self._failure("step", ValueError(f"the last observation has shape {shape}"))
+            # The vector environment resets at once, and an environment may reuse the array of its observations.
+            observation = copy.copy(observation)
+        return observation, reward, terminated, truncated, info
 
     def _failure(self, call: str, error: Exception) -> EnvironmentFailure:
         return EnvironmentFailure(f"{self._name} failed in {call}: {type(error).__name__}: {error}")

@@ -62,14 +62,24 @@ class CallbackList:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of every callback that has one, by class name and position."""
-        states = {_key(index, callback): callback.state_dict() for index, callback in enumerate(self.callbacks)}
+        states = {key: callback.state_dict() for key, callback in self._keyed()}
         return {key: state for key, state in states.items() if state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hand back each state to its callback; one that was not there before starts afresh."""
-        for index, callback in enumerate(self.callbacks):
-            if (key := _key(index, callback)) in state:
+        for key, callback in self._keyed():
+            if key in state:
                 callback.load_state_dict(state[key])
+
+    def _keyed(self) -> list[tuple[str, Callback]]:
+        """Number the callbacks of each class, so that switching another one on or off moves no key."""
+        seen: dict[str, int] = {}
+        keyed = []
+        for callback in self.callbacks:
+            name = type(callback).__name__
+            seen[name] = seen.get(name, 0) + 1
+            keyed.append((f"{name} {seen[name]}", callback))
+        return keyed
 
 
 def _overrides(callback: Callback, event: str) -> bool:

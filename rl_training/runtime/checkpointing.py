@@ -45,6 +45,10 @@ class CheckpointError(UserError):
     """A checkpoint that is torn, foreign, or of a newer format."""
 
 
+class ForeignFormatError(CheckpointError):
+    """A checkpoint that another version wrote."""
+
+
 @dataclass(frozen=True)
 class CheckpointInfo:
     """What a checkpoint's manifest says of it."""
@@ -70,7 +74,7 @@ def write_checkpoint(
         with contextlib.suppress(CheckpointError):
             check_checkpoint(target)
             return target
-        quarantine(target)
+        quarantine(target, "torn")
     staging = directory / f"{_STAGING_PREFIX}{target.name}-{secrets.token_hex(3)}"
     try:
         staging.mkdir()
@@ -178,11 +182,15 @@ def _read_manifest(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
             journal = {str(name): dict(entry) for name, entry in manifest["journal"].items()}
             if not all(_JOURNAL_NAME.fullmatch(name) for name in journal):
                 raise ValueError("it names a file outside the run directory")
+            files = {
+                str(name): {"bytes": int(entry["bytes"]), "sha256": str(entry["sha256"])}
+                for name, entry in manifest["files"].items()
+            }
             info = CheckpointInfo(path, int(manifest["global_step"]), tuple(manifest["labels"]), journal)
-            return info, dict(manifest["files"])
+            return info, files
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise CheckpointError(f"Checkpoint {path} is torn: cannot read {MANIFEST} ({error}).") from None
-    raise CheckpointError(
+    raise ForeignFormatError(
         f"Checkpoint {path} has format {version} and this version of rl_training reads {FORMAT_VERSION}. "
         "Use the version that wrote it (metadata.json names it)."
     )
@@ -211,26 +219,26 @@ def checkpoint_paths(run_dir: Path) -> list[Path]:
     return sorted(path for path in (run_dir / CHECKPOINTS_DIR).glob("step_*") if path.is_dir())
 
 
-def find_checkpoint(path: Path, which: str = "last", *, to_train: bool = False) -> Path:
+def find_checkpoint(path: Path, which: str = "last", *, to_train: bool = False, warn: bool = True) -> Path:
     """Return a checkpoint of a run: "last", "best" (else last), a step number; or `path`, if it is one itself.
 
-    Torn checkpoints are named in a warning and passed over. `to_train` also wants the replay buffer intact, and puts
-    torn checkpoints aside.
+    Torn checkpoints are named in a warning and passed over; `to_train` wants the replay buffer intact as well.
     """
+    path = path.expanduser()
     if (path / MANIFEST).is_file():
         return check_checkpoint(path, journal=to_train).path
     if not (path / CHECKPOINTS_DIR).is_dir():
         raise UserError(f"{path} has no checkpoint yet: it ended before the first was saved. Start a new run.")
-    intact = []
+    intact, torn = [], ""
     for candidate in checkpoint_paths(path):
         try:
             intact.append(check_checkpoint(candidate, journal=to_train))
         except CheckpointError as error:
-            log.warning("%s It is passed over.", error)
-            if to_train:
-                quarantine(candidate)
+            torn = f"{error} "
+            if warn:
+                log.warning("%s It is passed over.", error)
     if not intact:
-        raise CheckpointError(f"{path} has no intact checkpoint, so it cannot go on. Start a new run.")
+        raise CheckpointError(f"{torn}{path} has no intact checkpoint, so it cannot go on. Start a new run.")
     return _choose(intact, path, which).path
 
 
@@ -246,7 +254,22 @@ def _choose(intact: list[CheckpointInfo], run_dir: Path, which: str) -> Checkpoi
     raise UserError(f"{run_dir} has no checkpoint {which!r}. Choose best, last or one of the steps {steps}.")
 
 
-def quarantine(path: Path, reason: str = "torn") -> Path:
+def clear_the_way(chosen: Path) -> None:
+    """Put aside what a run that goes on from `chosen` must not find again: torn checkpoints, and newer ones."""
+    for path in checkpoint_paths(chosen.parent.parent):
+        try:
+            check_checkpoint(path, journal=True)
+        except ForeignFormatError:
+            pass
+        except CheckpointError:
+            quarantine(path, "torn")
+            continue
+        if path.name > chosen.name:
+            moved = quarantine(path, "superseded")
+            log.warning("%s is newer than the checkpoint to go on from; moved to %s", path.name, moved)
+
+
+def quarantine(path: Path, reason: str) -> Path:
     """Move a checkpoint out of the way, keeping its files for whoever wants to look."""
     directory = path.parent / reason
     directory.mkdir(exist_ok=True)

@@ -13,7 +13,7 @@ from rl_training.envs.normalization import Normalizer
 from rl_training.envs.training_envs import TrainingEnvs
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.replay_journal import ReplayJournal
-from rl_training.runtime.run_utils import create_training_run
+from rl_training.runtime.run_utils import create_training_run, prepare_process
 from rl_training.runtime.session import TrainingSession, crossings
 from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import derive_seed
@@ -41,18 +41,19 @@ def train_dqn(
     assert isinstance(algo, DQNConfig)
 
     # Set up
-    run = create_training_run(config, run_dir, checkpoint)
+    device = prepare_process(config)
     envs = TrainingEnvs(config)
     normalizer = Normalizer(config.env, envs.observation_spec.size, algo.gamma)
-    agent = build_dqn_agent(config, envs.observation_spec, envs.action_spec, run.device)
+    agent = build_dqn_agent(config, envs.observation_spec, envs.action_spec, device)
     replay = ReplayBuffer(
         algo.buffer_size,
         envs.num_envs,
         envs.observation_spec.size,
         action_size=None,
         seed=derive_seed(config.seed, "replay sampling"),
-        device=run.device,
+        device=device,
     )
+    run = create_training_run(config, run_dir, checkpoint)
 
     # Restore
     with TrainingSession(
@@ -92,7 +93,7 @@ def train_dqn(
                     for _ in range(updates_due * algo.gradient_steps)
                 ]
                 session.end_update(metrics, epsilon=epsilon, learning_rate=algo.learning_rate)
-            if crossings(before, session.global_step, algo.target_update_every):
+            for _ in range(crossings(before, session.global_step, algo.target_update_every)):
                 agent.update_target()
 
             # Events

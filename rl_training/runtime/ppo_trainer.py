@@ -14,7 +14,7 @@ from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.normalization import Normalizer
 from rl_training.envs.training_envs import TrainingEnvs
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run_utils import create_training_run
+from rl_training.runtime.run_utils import create_training_run, prepare_process
 from rl_training.runtime.session import TrainingSession
 from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import derive_seed
@@ -41,18 +41,19 @@ def train_ppo(
     assert isinstance(algo, PPOConfig)
 
     # Set up
-    run = create_training_run(config, run_dir, checkpoint)
+    device = prepare_process(config)
     envs = TrainingEnvs(config)
     normalizer = Normalizer(config.env, envs.observation_spec.size, algo.gamma)
-    agent = build_ppo_agent(config, envs.observation_spec, envs.action_spec, run.device)
+    agent = build_ppo_agent(config, envs.observation_spec, envs.action_spec, device)
     rollout = RolloutBuffer(
         algo.num_steps,
         envs.num_envs,
         envs.observation_spec.size,
         envs.action_spec.size if isinstance(envs.action_spec, ContinuousActions) else None,
         seed=derive_seed(config.seed, "minibatches"),
-        device=run.device,
+        device=device,
     )
+    run = create_training_run(config, run_dir, checkpoint)
 
     # Restore
     with TrainingSession(
@@ -89,8 +90,8 @@ def train_ppo(
 
             # Update
             rollout.check_finite(session.vector_step - rollout.num_steps, observations)
-            clip_range = scheduled(algo.clip_range, algo.clip_range_schedule, session.state.progress)
-            learning_rate = scheduled(algo.learning_rate, algo.learning_rate_schedule, session.state.progress)
+            clip_range = scheduled(algo.clip_range, algo.clip_range_schedule, session.progress_before)
+            learning_rate = scheduled(algo.learning_rate, algo.learning_rate_schedule, session.progress_before)
             estimate_advantages(agent, rollout, torch.from_numpy(observations))
             metrics = update_epochs(agent, rollout, clip_range=clip_range, learning_rate=learning_rate)
             session.end_update(metrics, clip_range=clip_range, learning_rate=learning_rate)

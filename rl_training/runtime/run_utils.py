@@ -23,7 +23,7 @@ from rl_training import __version__
 from rl_training.config import DeviceKind, TrainConfig
 from rl_training.config.conversion import plain
 from rl_training.errors import NonFiniteError, UserError
-from rl_training.runtime.checkpointing import checkpoint_paths, prune, quarantine, read_checkpoint, write_checkpoint
+from rl_training.runtime.checkpointing import clear_the_way, prune, read_checkpoint, write_checkpoint
 from rl_training.runtime.loggers import MetricsWriter, cut_back
 from rl_training.runtime.state_tree import split
 from rl_training.runtime.system import RunLock, cpu_name
@@ -81,29 +81,48 @@ def default_run_dir(config: TrainConfig) -> Path:
     return root / config.algo.name / config.env.name / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
+def prepare_process(config: TrainConfig) -> torch.device:
+    """Set threads and seed the global generators as the config says, and return its device."""
+    device = resolve_device(config.device.kind)
+    torch.set_num_threads(config.device.threads)
+    _seed_global_generators(config.seed)
+    return device
+
+
 def create_training_run(
     config: TrainConfig, run_dir: Path | None = None, checkpoint: Path | None = None
 ) -> TrainingRun:
-    """Open the run directory, seed the global generators, and write the config and the run card.
+    """Open and lock the run directory, and write the config and the run card.
 
     With a checkpoint the run continues in its directory, and nothing there changes until `begin_resumed_run`.
     """
     device = resolve_device(config.device.kind)
-    torch.set_num_threads(config.device.threads)
-    _seed_global_generators(config.seed)
     run_dir = (run_dir or default_run_dir(config)).resolve()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = _locked(run_dir)
+    except OSError as error:
+        raise _unwritable(run_dir, error) from None
+    try:
+        restored = None if checkpoint is None else read_checkpoint(checkpoint)
         if checkpoint is None:
+            if (run_dir / CONFIG_FILE).exists():
+                raise UserError(f"{run_dir} already holds a run; resume it, or choose another directory.")
             OmegaConf.save(OmegaConf.create(serialize_train_config(config)), run_dir / CONFIG_FILE)
             _write_run_card(run_dir, _new_run_card(config, device))
     except OSError as error:
-        raise UserError(f"Cannot write the run directory {run_dir}: {error.strerror or error}.") from None
+        lock.release()
+        raise _unwritable(run_dir, error) from None
+    except BaseException:
+        lock.release()
+        raise
     writer = MetricsWriter(run_dir, metrics_file=config.logging.metrics_file, tensorboard=config.logging.tensorboard)
-    restored = None if checkpoint is None else read_checkpoint(checkpoint)
     log.info("run directory %s, device %s, preset %s", run_dir, device, config.preset)
     return TrainingRun(config, run_dir, device, writer, lock, checkpoint, restored)
+
+
+def _unwritable(run_dir: Path, error: OSError) -> UserError:
+    return UserError(f"Cannot write the run directory {run_dir}: {error.strerror or error}.")
 
 
 def _locked(run_dir: Path) -> RunLock:
@@ -130,18 +149,13 @@ def saved_config_file(run_dir: Path) -> Path:
 def begin_resumed_run(run: TrainingRun, reasons: Sequence[str]) -> None:
     """Take the directory over from the interrupted run: record the resume and cut back what lies after the checkpoint.
 
-    `reasons` say why the result may differ from that of an uninterrupted run; none means that it will not. Checkpoints
-    newer than the one that the run goes on from are put aside.
+    `reasons` say why the result may differ from that of an uninterrupted run; none means that it will not.
     """
     assert run.restored is not None
     assert run.checkpoint is not None
     _record_resume(run, reasons)
     cut_back(run.run_dir, run.restored["metric_files"])
-    for path in checkpoint_paths(run.run_dir):
-        if path.name > run.checkpoint.name:
-            log.warning(
-                "%s is newer than the checkpoint to go on from; moved to %s", path.name, quarantine(path, "superseded")
-            )
+    clear_the_way(run.checkpoint)
 
 
 def _record_resume(run: TrainingRun, reasons: Sequence[str]) -> None:

@@ -156,6 +156,11 @@ class TrainingSession:
         return self._envs.vector_steps
 
     @property
+    def progress_before(self) -> float:
+        """Return the share of the budget that was spent when this iteration began, so that no schedule ends early."""
+        return self._iteration_start / self.state.config.total_timesteps
+
+    @property
     def phase_start(self) -> int:
         """Return the global step at which the current collect phase began."""
         return self._phase_start

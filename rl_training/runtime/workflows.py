@@ -1,5 +1,6 @@
 """What one does with a run directory: evaluate a checkpoint of it, or go on training."""
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,7 +91,7 @@ def _play(
     state = read_checkpoint(checkpoint)
     observation, actions = probe_spaces(config.env)
     build_agent = registry.get(config.algo.name).load_build_agent()
-    agent = build_agent(config, observation, actions, resolve_device(config.device.kind))
+    agent = build_agent(config, observation, actions, _device_for_evaluation(config))
     normalizer = Normalizer(config.env, observation.size, config.algo.gamma)
     agent.load_state_dict(state["agent"])
     normalizer.load_state_dict(state["normalizer"])
@@ -105,18 +106,27 @@ def _play(
     )
 
 
+def _device_for_evaluation(config: TrainConfig) -> torch.device:
+    """Return the run's device, or the CPU where this machine does not have it."""
+    try:
+        return resolve_device(config.device.kind)
+    except UserError:
+        return torch.device("cpu")
+
+
 def resume_training(
     path: Path | str, *, config: TrainConfig | None = None, callbacks: Sequence["Callback"] = ()
 ) -> TrainResult:
     """Go on with a run in its own directory, from its newest intact checkpoint or from the one that `path` names.
 
-    `config` may differ from the saved one only in `RESUMABLE_CHANGES`.
+    `config` may differ from the saved one only in `RESUMABLE_CHANGES`; without it, the run goes on to the end of its
+    budget with the settings it has.
     """
     path = Path(path)
     run_dir = locate_run(path)
     saved = load_run_config(run_dir)
     if config is None:
-        config = saved
+        config = dataclasses.replace(saved, stop_at_step=None)  # it belongs to one launch
     else:
         check_resumable(saved, config)
     checkpoint = find_checkpoint(path, to_train=True)

@@ -1,0 +1,183 @@
+"""Small environments whose answer is known: importing this module registers them under toy/."""
+
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+from gymnasium.spaces import Box, Discrete
+
+
+class Identity(gym.Env):
+    """Name the state: reward 1 for the action with the state's number; the next state is random."""
+
+    STATES = 6  # enough that an untrained policy names them all with probability 6^-6
+
+    def __init__(self, observation_start: int = 0, action_start: int = 0):
+        self.observation_space = Discrete(self.STATES, start=observation_start)
+        self.action_space = Discrete(self.STATES, start=action_start)
+
+    def _next(self) -> Any:
+        self._state = int(self.np_random.integers(self.STATES))
+        return self._state + int(self.observation_space.start)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._next(), {}
+
+    def step(self, action):
+        reward = float(action - self.action_space.start == self._state)
+        return self._next(), reward, False, False, {}
+
+
+class ContinuousIdentity(gym.Env):
+    """Hit the number you see: reward minus the squared distance; the number is anywhere in the action's range."""
+
+    def __init__(self, low: float = -1.0, high: float = 1.0):
+        self.observation_space = self.action_space = Box(low, high, (1,), np.float32)
+
+    def _next(self) -> Any:
+        low, high = self.observation_space.low, self.observation_space.high
+        self._state = self.np_random.uniform(low, high).astype(np.float32)
+        return self._state
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._next(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        reward = -float(np.square(action - self._state).sum())
+        return self._next(), reward, False, False, {}
+
+
+class ConstantReward(gym.Env):
+    """Reward 1 for anything, one state, and an end after `length` steps: either "truncated" or "terminated".
+
+    If the end is only a time limit, the state is worth 1 / (1 - gamma). If it is a true end, a learner that cannot see
+    the time finds V = 1 + gamma (1 - 1/length) V on average over the steps.
+    """
+
+    def __init__(self, ends: str = "truncated", length: int = 5, continuous: bool = False):
+        self.observation_space = Box(0.0, 1.0, (1,), np.float32)
+        self.action_space = Box(-1.0, 1.0, (1,), np.float32) if continuous else Discrete(2)
+        self._ends, self._length = ends, length
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return np.ones(1, np.float32), {}
+
+    def step(self, action):
+        self._steps += 1
+        ended = self._steps == self._length
+        terminated, truncated = ended and self._ends == "terminated", ended and self._ends == "truncated"
+        return np.ones(1, np.float32), 1.0, terminated, truncated, {}
+
+
+class Counter(gym.Env):
+    """Observes (episode, step), both from 0, so that every transition is recognisable; the reward is the new step.
+
+    The episode's number outlives `reset`: state that no seed and no actions of the episode can bring back.
+    """
+
+    def __init__(self, ends: str = "truncated", length: int = 3, continuous: bool = False):
+        self.observation_space = Box(0.0, np.inf, (2,), np.float32)
+        self.action_space = Box(-1.0, 1.0, (1,), np.float32) if continuous else Discrete(2)
+        self._ends, self._length = ends, length
+        self._episode = -1
+
+    def _observe(self) -> Any:
+        return np.array([self._episode, self._steps], np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._episode += 1
+        self._steps = 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self._steps += 1
+        ended = self._steps == self._length
+        terminated = ended and self._ends in ("terminated", "both")
+        truncated = ended and self._ends in ("truncated", "both")
+        return self._observe(), float(self._steps), terminated, truncated, {}
+
+
+class ReusedArrays(Counter):
+    """A Counter that, like many a hand-written environment, writes every observation into one array of its own."""
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self._array = np.zeros(2, np.float32)
+
+    def _observe(self) -> Any:
+        self._array[:] = self._episode, self._steps
+        return self._array
+
+
+class InPlaceActions(gym.Env):
+    """Moves by the square of the action, and computes the square in the array that it was given."""
+
+    def __init__(self):
+        self.observation_space = Box(-np.inf, np.inf, (1,), np.float32)
+        self.action_space = Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._position = np.zeros(1, np.float32)
+        return self._position.copy(), {}
+
+    def step(self, action):
+        action *= action
+        self._position += action
+        return self._position.copy(), 0.0, False, False, {}
+
+
+class Failing(gym.Env):
+    """Observes random numbers, ends after 3 steps, and fails when it is asked to."""
+
+    ACTIONS = ("behave", "raise", "bad shape")
+
+    def __init__(self):
+        self.observation_space = Box(-np.inf, np.inf, (2,), np.float64)
+        self.action_space = Discrete(len(self.ACTIONS))
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self.np_random.normal(size=2), {}
+
+    def step(self, action):
+        self._steps += 1
+        observation = self.np_random.normal(size=2)
+        if self.ACTIONS[action] == "raise":
+            raise ValueError("asked to fail")
+        if self.ACTIONS[action] == "bad shape":
+            observation = np.zeros(3)
+        return observation, 1.0, self._steps == 3, False, {}
+
+
+class NeedsPackage(gym.Env):
+    """Cannot be made: it needs a package that is not there."""
+
+    def __init__(self):
+        raise gym.error.DependencyNotInstalled('no_such_engine is not installed, run `pip install "no_such_engine"`')
+
+
+class ImageObservations(gym.Env):
+    """Has observations that no algorithm here can use."""
+
+    def __init__(self):
+        self.observation_space = Box(0, 255, (8, 8, 3), np.uint8)
+        self.action_space = Discrete(2)
+
+
+gym.register("toy/Identity-v0", Identity, max_episode_steps=10)
+gym.register("toy/ContinuousIdentity-v0", ContinuousIdentity, max_episode_steps=10)
+gym.register("toy/ConstantReward-v0", ConstantReward)
+gym.register("toy/Counter-v0", Counter)
+gym.register("toy/ReusedArrays-v0", ReusedArrays)
+gym.register("toy/InPlaceActions-v0", InPlaceActions, max_episode_steps=50)
+gym.register("toy/Failing-v0", Failing)
+gym.register("toy/NeedsPackage-v0", NeedsPackage)
+gym.register("toy/ImageObservations-v0", ImageObservations)
