@@ -10,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rl_training.algorithms.noise import NoiseBlocks, uniform
-from rl_training.algorithms.optimization import adam, gradient_step, move_towards
+from rl_training.algorithms.optimization import Adam, flatten_parameters, move_towards
 from rl_training.config import DQNConfig, QLoss
 from rl_training.data.replay_buffer import Transitions
 from rl_training.networks.mlp import mlp
+from rl_training.networks.numpy_mlp import forward_function
 from rl_training.seeding import derive_seed
 from rl_training.spaces import DiscreteActions, ObservationSpec
 
@@ -60,13 +61,15 @@ class DQNAgent:
             network = mlp(observation.size, config.hidden_sizes, actions.count, config.activation)
         self.q_network = network.to(self.device)
         self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
-        self.optimizer = adam(self.q_network.parameters(), config.learning_rate)
+        self.optimizer = Adam(self.q_network, config.learning_rate)
+        self._target_parameters = flatten_parameters(self.target_network)
+        self._q_values = forward_function(self.q_network, num_envs, self.device)
         # Two numbers per environment: whether to explore, and which random action to take then.
         self.noise = NoiseBlocks(uniform, (2, num_envs), seed=derive_seed(seed, "exploration"))
 
     def act(self, observations: NDArray[np.float32]) -> NDArray[Any]:
         """Return the best action for each observation, as the environment takes it."""
-        return self.env_actions(self._greedy(observations))
+        return self.env_actions(self._q_values(observations).argmax(-1))
 
     def explore(self, observations: NDArray[np.float32], vector_step: int, epsilon: float) -> NDArray[np.int64]:
         """Return the best action for each environment, or a random one with probability epsilon."""
@@ -75,16 +78,11 @@ class DQNAgent:
         exploring = chance < epsilon
         if exploring.all():
             return random_actions
-        return np.where(exploring, random_actions, self._greedy(observations))
+        return np.where(exploring, random_actions, self._q_values(observations).argmax(-1))
 
     def env_actions(self, actions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return actions as the environment takes them: shifted to its first number."""
         return actions + self.actions.start
-
-    @torch.inference_mode()
-    def _greedy(self, observations: NDArray[np.float32]) -> NDArray[np.int64]:
-        q_values = self.q_network(torch.from_numpy(observations).to(self.device))
-        return q_values.argmax(-1).cpu().numpy()
 
     def update(self, batch: Transitions) -> dict[str, Tensor]:
         """Take one gradient step on a batch; returns detached metrics."""
@@ -95,12 +93,12 @@ class DQNAgent:
             targets = td_target(batch.rewards, batch.terminated, greedy_next_values(target_q, online_q), config.gamma)
         predictions = self.q_network(batch.observations).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
         loss = q_loss(predictions, targets, config.loss)
-        gradient_step(loss, self.optimizer, config.max_grad_norm)
+        self.optimizer.minimize(loss, config.max_grad_norm)
         return {"loss/value": loss.detach(), "policy/q_value": predictions.detach().mean()}
 
     def update_target(self) -> None:
         """Move the target network towards the Q-network."""
-        move_towards(self.target_network, self.q_network, self.config.target_update_rate)
+        move_towards(self._target_parameters, self.optimizer.flat, self.config.target_update_rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that changes while the agent learns."""

@@ -8,10 +8,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.algorithms.noise import NoiseBlocks, gumbel, normal
-from rl_training.algorithms.optimization import adam, gradient_step, set_learning_rate
+from rl_training.algorithms.optimization import Adam
 from rl_training.config import PPOConfig
 from rl_training.data.rollout_buffer import RolloutBatch
 from rl_training.networks.actor_critic import ActorCritic
+from rl_training.networks.numpy_mlp import forward_function
 from rl_training.seeding import derive_seed
 from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions, ObservationSpec
 
@@ -65,7 +66,9 @@ class PPOAgent:
         with torch.random.fork_rng():
             torch.manual_seed(derive_seed(seed, "networks"))
             self.network = ActorCritic(config, observation, actions).to(self.device)
-        self.optimizer = adam(self.network.parameters(), config.learning_rate, eps=1e-5)
+        self.optimizer = Adam(self.network, config.learning_rate, eps=1e-5)
+        self._action_parameters = forward_function(self.network.actor, num_envs, self.device)
+        self._log_std = None if self.network.discrete else self.network.log_std.detach()
         noise_seed = derive_seed(seed, "exploration")
         if isinstance(actions, DiscreteActions):
             self.noise = NoiseBlocks(gumbel, (num_envs, actions.count), seed=noise_seed)
@@ -83,19 +86,14 @@ class PPOAgent:
         noise = self.noise.at(vector_step)
         if self.network.discrete:
             return (parameters + noise).argmax(-1)
-        std = np.exp(self.network.log_std.detach().cpu().numpy())
-        return parameters + std * noise
+        assert self._log_std is not None
+        return parameters + np.exp(self._log_std.cpu().numpy()) * noise
 
     def env_actions(self, actions: NDArray[Any]) -> NDArray[Any]:
         """Return actions as the environment takes them: shifted to its first number, or cut at its bounds."""
         if isinstance(self.actions, ContinuousActions):
             return np.clip(actions, self.actions.low, self.actions.high).astype(np.float32)
         return actions + self.actions.start
-
-    @torch.inference_mode()
-    def _action_parameters(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
-        parameters = self.network.action_parameters(torch.from_numpy(observations).to(self.device))
-        return parameters.cpu().numpy()
 
     @torch.no_grad()
     def values(self, observations: Tensor) -> Tensor:
@@ -111,7 +109,7 @@ class PPOAgent:
     def update(self, batch: RolloutBatch, *, clip_range: float, learning_rate: float) -> dict[str, Tensor]:
         """Take one gradient step on a minibatch; returns detached metrics."""
         config = self.config
-        set_learning_rate(self.optimizer, learning_rate)
+        self.optimizer.learning_rate = learning_rate
         advantages = standardized(batch.advantages) if config.normalize_advantage else batch.advantages
 
         log_probs, entropy = self.network.log_probs_and_entropy(batch.observations, batch.actions)
@@ -122,7 +120,7 @@ class PPOAgent:
         )
         mean_entropy = entropy.mean()
         loss = policy_loss + config.value_coef * critic_loss - config.entropy_coef * mean_entropy
-        gradient_step(loss, self.optimizer, config.max_grad_norm)
+        self.optimizer.minimize(loss, config.max_grad_norm)
 
         with torch.no_grad():
             return {

@@ -14,10 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl_training.algorithms.noise import NoiseBlocks, normal, uniform
-from rl_training.algorithms.optimization import adam, gradient_step, move_towards
+from rl_training.algorithms.optimization import Adam, flatten_parameters, move_towards
 from rl_training.config import SACConfig
 from rl_training.data.replay_buffer import Transitions
-from rl_training.networks.squashed_gaussian import SquashedGaussianActor
+from rl_training.networks.numpy_mlp import forward_function
+from rl_training.networks.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussianActor
 from rl_training.networks.twin_critic import TwinCritic
 from rl_training.seeding import derive_seed
 from rl_training.spaces import ContinuousActions, ObservationSpec
@@ -45,6 +46,14 @@ def temperature_loss(log_temperature: Tensor, log_probs: Tensor, target_entropy:
     return -(log_temperature * (log_probs.detach() + target_entropy)).mean()
 
 
+class Temperature(nn.Module):
+    """The weight of the entropy, kept as its logarithm so that it stays positive."""
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        self.log = nn.Parameter(torch.tensor(math.log(initial)))
+
+
 class SACAgent:
     """Actor, twin critics with targets, temperature, and their optimizers."""
 
@@ -65,12 +74,14 @@ class SACAgent:
             self.actor = SquashedGaussianActor(config, observation, actions).to(self.device)
             self.critics = TwinCritic(config, observation, actions).to(self.device)
         self.target_critics = copy.deepcopy(self.critics).requires_grad_(False)
-        self.log_temperature = nn.Parameter(torch.tensor(math.log(config.temperature), device=self.device))
+        self.temperature = Temperature(config.temperature).to(self.device)
         self.target_entropy = -float(actions.size) if config.target_entropy is None else config.target_entropy
 
-        self.actor_optimizer = adam(self.actor.parameters(), config.learning_rate)
-        self.critic_optimizer = adam(self.critics.parameters(), config.learning_rate)
-        self.temperature_optimizer = adam([self.log_temperature], config.learning_rate)
+        self.actor_optimizer = Adam(self.actor, config.learning_rate)
+        self.critic_optimizer = Adam(self.critics, config.learning_rate)
+        self.temperature_optimizer = Adam(self.temperature, config.learning_rate)
+        self._target_parameters = flatten_parameters(self.target_critics)
+        self._actor_outputs = forward_function(self.actor.network, num_envs, self.device)
 
         self._low, self._high = np.array(actions.low, np.float32), np.array(actions.high, np.float32)
         self._center, self._half_range = (self._low + self._high) / 2, (self._high - self._low) / 2
@@ -78,18 +89,15 @@ class SACAgent:
         self.warmup_noise = NoiseBlocks(uniform, (num_envs, actions.size), seed=derive_seed(seed, "warm-up"))
         self._update_noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "update noise"))
 
-    @torch.inference_mode()
     def act(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the squashed mean action for each observation, as the environment takes it."""
-        mean, _ = self.actor(torch.from_numpy(observations).to(self.device))
-        return self.env_actions(torch.tanh(mean).cpu().numpy())
+        mean, _ = np.split(self._actor_outputs(observations), 2, axis=-1)
+        return self.env_actions(np.tanh(mean))
 
-    @torch.inference_mode()
     def explore(self, observations: NDArray[np.float32], vector_step: int) -> NDArray[np.float32]:
         """Sample an action in (-1, 1) of the current policy for each environment; the step decides the noise."""
-        mean, log_std = self.actor(torch.from_numpy(observations).to(self.device))
-        noise = torch.from_numpy(self.noise.at(vector_step)).to(self.device)
-        return torch.tanh(mean + log_std.exp() * noise).cpu().numpy()
+        mean, log_std = np.split(self._actor_outputs(observations), 2, axis=-1)
+        return np.tanh(mean + np.exp(log_std.clip(LOG_STD_MIN, LOG_STD_MAX)) * self.noise.at(vector_step))
 
     def random_actions(self, vector_step: int) -> NDArray[np.float32]:
         """Draw uniform actions in [-1, 1), for the steps before learning starts."""
@@ -103,7 +111,7 @@ class SACAgent:
         """Take one gradient step on critics, actor and temperature, then move the targets; returns detached metrics."""
         config = self.config
         noise = torch.randn((2, *batch.actions.shape), generator=self._update_noise, device=self.device)
-        temperature = self.log_temperature.detach().exp()
+        temperature = self.temperature.log.detach().exp()
 
         with torch.no_grad():
             next_actions, next_log_probs = self.actor.sample(batch.next_observations, noise[0])
@@ -111,18 +119,18 @@ class SACAgent:
             targets = soft_td_target(batch.rewards, batch.terminated, next_q, next_log_probs, temperature, config.gamma)
         first_q, second_q = self.critics(batch.observations, batch.actions)
         loss_critic = critic_loss(first_q, second_q, targets)
-        gradient_step(loss_critic, self.critic_optimizer, config.max_grad_norm)
+        self.critic_optimizer.minimize(loss_critic, config.max_grad_norm)
 
         actions, log_probs = self.actor.sample(batch.observations, noise[1])
         q_values = torch.minimum(*self.critics(batch.observations, actions))
         loss_actor = actor_loss(log_probs, q_values, temperature)
-        gradient_step(loss_actor, self.actor_optimizer, config.max_grad_norm)
+        self.actor_optimizer.minimize(loss_actor, config.max_grad_norm)
 
         if config.learn_temperature:
-            loss_temperature = temperature_loss(self.log_temperature, log_probs, self.target_entropy)
-            gradient_step(loss_temperature, self.temperature_optimizer)
+            loss_temperature = temperature_loss(self.temperature.log, log_probs, self.target_entropy)
+            self.temperature_optimizer.minimize(loss_temperature)
 
-        move_towards(self.target_critics, self.critics, config.target_update_rate)
+        move_towards(self._target_parameters, self.critic_optimizer.flat, config.target_update_rate)
         return {
             "loss/value": loss_critic.detach(),
             "loss/policy": loss_actor.detach(),
@@ -137,7 +145,7 @@ class SACAgent:
             "actor": self.actor.state_dict(),
             "critics": self.critics.state_dict(),
             "target_critics": self.target_critics.state_dict(),
-            "log_temperature": self.log_temperature.detach().clone(),
+            "temperature": self.temperature.state_dict(),
             "actor_optimizer": self.actor_optimizer.state_dict(),
             "critic_optimizer": self.critic_optimizer.state_dict(),
             "temperature_optimizer": self.temperature_optimizer.state_dict(),
@@ -149,8 +157,7 @@ class SACAgent:
         self.actor.load_state_dict(state["actor"])
         self.critics.load_state_dict(state["critics"])
         self.target_critics.load_state_dict(state["target_critics"])
-        with torch.no_grad():
-            self.log_temperature.copy_(state["log_temperature"])
+        self.temperature.load_state_dict(state["temperature"])
         self.actor_optimizer.load_state_dict(state["actor_optimizer"])
         self.critic_optimizer.load_state_dict(state["critic_optimizer"])
         self.temperature_optimizer.load_state_dict(state["temperature_optimizer"])

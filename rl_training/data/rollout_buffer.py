@@ -103,8 +103,9 @@ class RolloutBuffer:
         rows["actions"][t] = actions
         rows["rewards"][t] = rewards
         rows["dones"][t] = terminated | truncated
-        for env in np.flatnonzero(truncated & ~terminated):
-            self.final_observations[t, int(env)] = next_observations[env]
+        if truncated.any():
+            for env in np.flatnonzero(truncated & ~terminated):
+                self.final_observations[t, int(env)] = next_observations[env]
         self.position += 1
 
     def check_finite(self, first_vector_step: int, next_observations: NDArray[np.float32]) -> None:
@@ -147,8 +148,10 @@ class RolloutBuffer:
             )
         )
         order = torch.randperm(self.num_steps * self.num_envs, generator=self._shuffle).to(self.device)
-        for indices in torch.split(order, minibatch_size):
-            yield RolloutBatch(*(tensor[indices] for tensor in flat))
+        # Shuffle the whole rollout once; minibatches are then slices of it and cost nothing to make.
+        shuffled = [tensor.index_select(0, order) for tensor in flat]
+        for start in range(0, len(order), minibatch_size):
+            yield RolloutBatch(*(tensor[start : start + minibatch_size] for tensor in shuffled))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the steps collected so far and the shuffling generator."""

@@ -13,6 +13,7 @@ from rl_training.envs.snapshots import RestoreError
 from rl_training.errors import EnvironmentFailure
 from rl_training.numerics import require_finite
 from rl_training.seeding import derive_seed
+from rl_training.spaces import DiscreteActions
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class TrainingEnvs:
         self._config = config
         self.observations: NDArray[np.float32] = np.zeros((self.num_envs, self.observation_spec.size), np.float32)
         """What the policy sees next."""
+        self._discrete = isinstance(self.action_spec, DiscreteActions)
         self.vector_steps = 0
         self.inexact_reason: str | None = None
         """Why the last `load_state_dict` could not rebuild every environment, if it could not."""
@@ -66,7 +68,10 @@ class TrainingEnvs:
     def step(self, actions: NDArray[Any]) -> EnvStep:
         """Step every environment; those that end their episode start a new one at once."""
         try:
-            raw_observations, rewards, terminated, truncated, infos = self._envs.step(actions)
+            # Gymnasium checks each discrete action; Python integers pass in a quarter of the time of numpy's.
+            raw_observations, rewards, terminated, truncated, infos = self._envs.step(
+                actions.tolist() if self._discrete else actions
+            )
             observations = self._encode(raw_observations)
             step = EnvStep(observations, observations, rewards.astype(np.float32), terminated, truncated)
             if "final_obs" in infos:

@@ -46,6 +46,11 @@ class ActorCritic(nn.Module):
             initialize_orthogonally(self.actor_head, gain=0.01)
             initialize_orthogonally(self.critic_head, gain=1.0)
 
+    @property
+    def actor(self) -> nn.Sequential:
+        """The layers from observations to action parameters."""
+        return nn.Sequential(*self.actor_body, self.actor_head)
+
     def action_parameters(self, observations: Tensor) -> Tensor:
         """Logits [B, K], or means [B, A]."""
         return self.actor_head(self.actor_body(observations))

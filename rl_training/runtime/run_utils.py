@@ -26,7 +26,7 @@ from rl_training.errors import NonFiniteError, UserError
 from rl_training.runtime.checkpointing import clear_the_way, prune, read_checkpoint, write_checkpoint
 from rl_training.runtime.loggers import MetricsWriter, cut_back
 from rl_training.runtime.state_tree import split
-from rl_training.runtime.system import RunLock, cpu_name
+from rl_training.runtime.system import RunLock, cpu_name, keep_freed_memory
 from rl_training.runtime.trainer import Journaled, Stateful
 from rl_training.seeding import derive_seed
 
@@ -85,6 +85,7 @@ def prepare_process(config: TrainConfig) -> torch.device:
     """Set threads and seed the global generators as the config says, and return its device."""
     device = resolve_device(config.device.kind)
     torch.set_num_threads(config.device.threads)
+    keep_freed_memory()
     _seed_global_generators(config.seed)
     return device
 
