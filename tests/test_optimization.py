@@ -1,59 +1,101 @@
+"""Flat Adam is Adam: against torch's own, on worked numbers, and with parameters that stay views of one tensor."""
+
+import copy
+
 import pytest
 import torch
 from torch import nn
 
-from rl_training.algorithms.optimization import adam, gradient_step, move_towards, set_learning_rate
+from rl_training.algorithms.optimization import Adam, flatten_parameters, move_towards
 
 
-def parameter(*values: float) -> nn.Parameter:
-    return nn.Parameter(torch.tensor(values))
+def module(*values: float) -> nn.ParameterList:
+    """Return a module with one scalar parameter per value."""
+    return nn.ParameterList([nn.Parameter(torch.tensor([value])) for value in values])
 
 
-def test_gradient_step_moves_its_own_parameters_only():
-    mine, other = parameter(1.0), parameter(1.0)
-    gradient_step((mine * other).sum(), adam([mine], learning_rate=0.1))
+def values(parameters: nn.Module) -> list[float]:
+    return [parameter.item() for parameter in parameters.parameters()]
+
+
+def test_flattened_parameters_are_views_of_one_tensor():
+    network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    before = [parameter.clone() for parameter in network.parameters()]
+    flat = flatten_parameters(network)
+    assert flat.shape == (2 * 3 + 3 + 3 + 1,)
+    assert all(torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
+    flat.fill_(0.5)
+    assert all((parameter == 0.5).all() for parameter in network.parameters())
+    network.load_state_dict(copy.deepcopy(network.state_dict()))
+    flat.fill_(0.25)
+    assert all((parameter == 0.25).all() for parameter in network.parameters())
+
+
+def test_a_step_moves_its_own_parameters_only():
+    mine, other = module(1.0), module(1.0)
+    Adam(mine, learning_rate=0.1).minimize(mine[0] * other[0])
     # Adam's first step is the learning rate against the sign of the gradient.
-    assert mine.item() == pytest.approx(0.9)
-    assert other.item() == 1.0
-    assert other.grad is None
+    assert values(mine) == pytest.approx([0.9])
+    assert values(other) == [1.0]
 
 
-def test_gradient_step_does_not_add_to_the_gradient_of_the_step_before():
-    weight = parameter(1.0)
-    optimizer = adam([weight], learning_rate=0.1)
-    for _ in range(3):
-        gradient_step((2.0 * weight).sum(), optimizer)
-        assert weight.grad.item() == 2.0
+@pytest.mark.parametrize("max_grad_norm", [None, 0.05])
+def test_many_steps_agree_with_torch(max_grad_norm):
+    torch.manual_seed(0)
+    ours = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
+    theirs = copy.deepcopy(ours)
+    optimizer, oracle = Adam(ours, 0.01, eps=1e-5), torch.optim.Adam(theirs.parameters(), lr=0.01, eps=1e-5)
+    for _ in range(50):
+        inputs = torch.randn(16, 3)
+        optimizer.minimize((ours(inputs) - inputs[:, :1]).square().mean(), max_grad_norm)
+        oracle.zero_grad()
+        (theirs(inputs) - inputs[:, :1]).square().mean().backward()
+        if max_grad_norm is not None:
+            nn.utils.clip_grad_norm_(theirs.parameters(), max_grad_norm)
+        oracle.step()
+    for mine, reference in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-6)
 
 
-def test_gradient_norm_is_clipped_over_all_parameters_together():
-    first, second = parameter(0.0), parameter(0.0)
-    # The gradient is (3, 4) with norm 5; clipped to norm 1 it is (0.6, 0.8).
-    gradient_step((3 * first + 4 * second).sum(), adam([first, second], learning_rate=0.1), max_grad_norm=1.0)
-    assert first.grad.item() == pytest.approx(0.6, rel=1e-5)
-    assert second.grad.item() == pytest.approx(0.8, rel=1e-5)
+def test_the_norm_is_clipped_over_all_parameters_together():
+    weights = module(0.0, 0.0)
+    optimizer = Adam(weights, learning_rate=0.1)
+    # The gradient is (3, 4) with norm 5; clipped to norm 1 it is (0.6, 0.8); the first moment is a tenth of it.
+    optimizer.minimize((3 * weights[0] + 4 * weights[1]).sum(), max_grad_norm=1.0)
+    assert optimizer.state_dict()["first_moment"].tolist() == pytest.approx([0.06, 0.08], rel=1e-5)
 
 
 def test_a_small_gradient_is_not_clipped():
-    weight = parameter(0.0)
-    gradient_step((0.5 * weight).sum(), adam([weight], learning_rate=0.1), max_grad_norm=1.0)
-    assert weight.grad.item() == 0.5
+    weights = module(0.0)
+    optimizer = Adam(weights, learning_rate=0.1)
+    optimizer.minimize((0.5 * weights[0]).sum(), max_grad_norm=1.0)
+    assert optimizer.state_dict()["first_moment"].tolist() == pytest.approx([0.05])
 
 
-def test_set_learning_rate_changes_the_next_step():
-    weight = parameter(1.0)
-    optimizer = adam([weight], learning_rate=0.1)
-    set_learning_rate(optimizer, 0.5)
-    gradient_step(weight.sum(), optimizer)
-    assert weight.item() == pytest.approx(0.5)
+def test_the_learning_rate_can_change_between_steps():
+    weights = module(1.0)
+    optimizer = Adam(weights, learning_rate=0.1)
+    optimizer.learning_rate = 0.5
+    optimizer.minimize(weights[0].sum())
+    assert values(weights) == pytest.approx([0.5])
+
+
+def test_a_restored_optimizer_goes_on_with_the_same_bits():
+    first, second = module(1.0, -2.0), module(1.0, -2.0)
+    optimizer, restored = Adam(first, 0.1), Adam(second, 0.1)
+    for _ in range(3):
+        optimizer.minimize((first[0] * first[1]).sum())
+    second.load_state_dict(first.state_dict())
+    restored.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for _ in range(3):
+        optimizer.minimize((first[0] * first[1]).sum())
+        restored.minimize((second[0] * second[1]).sum())
+    assert values(first) == values(second)
 
 
 @pytest.mark.parametrize(("rate", "expected"), [(1.0, [10.0, -2.0]), (0.5, [6.0, 0.0]), (0.25, [4.0, 1.0])])
 def test_move_towards_goes_the_given_share_of_the_way(rate, expected):
-    target, source = nn.Linear(2, 1, bias=False), nn.Linear(2, 1, bias=False)
-    with torch.no_grad():
-        target.weight.copy_(torch.tensor([[2.0, 2.0]]))
-        source.weight.copy_(torch.tensor([[10.0, -2.0]]))
+    target, source = torch.tensor([2.0, 2.0]), torch.tensor([10.0, -2.0])
     move_towards(target, source, rate)
-    assert target.weight.tolist() == [expected]
-    assert source.weight.tolist() == [[10.0, -2.0]]
+    assert target.tolist() == expected
+    assert source.tolist() == [10.0, -2.0]

@@ -96,7 +96,7 @@ def test_a_fixed_temperature_stays():
     agent = make_agent(learn_temperature=False, temperature=0.25)
     for _ in range(3):
         assert agent.update(make_batch())["policy/temperature"].item() == pytest.approx(0.25)
-    assert agent.log_temperature.item() == pytest.approx(math.log(0.25))
+    assert agent.temperature.log.item() == pytest.approx(math.log(0.25))
 
 
 @pytest.mark.parametrize("learning", ["actor", "critics"])
@@ -105,7 +105,7 @@ def test_the_actor_step_moves_no_critic_and_the_critic_step_moves_no_actor(learn
     # could move it.
     agent = make_agent(target_update_rate=1.0)
     frozen = agent.critic_optimizer if learning == "actor" else agent.actor_optimizer
-    frozen.param_groups[0]["lr"] = 0.0
+    frozen.learning_rate = 0.0
     actor, critics = snapshot(agent.actor), snapshot(agent.critics)
     agent.update(make_batch())
     assert same(snapshot(agent.actor), actor) is (learning == "critics")
@@ -163,7 +163,7 @@ def test_the_actor_follows_the_smaller_critic():
         agent.critics.first[0].weight[0, 3] = 1.0
         agent.critics.second[0].weight[0, 3] = -2.0
         agent.actor.network[0].bias.copy_(torch.tensor([1.0, 0.0, -3.0, 0.0]))  # mean 1, small deviation
-    agent.critic_optimizer.param_groups[0]["lr"] = 0.0
+    agent.critic_optimizer.learning_rate = 0.0
     before = agent.act(np.zeros((1, 3), np.float32))[0, 0]
     agent.update(make_batch())
     assert agent.act(np.zeros((1, 3), np.float32))[0, 0] < before
@@ -265,7 +265,7 @@ def test_updates_after_a_state_dict_round_trip_are_bit_equal():
             agent.update(make_batch(seed=step))
     for part in ("actor", "critics", "target_critics"):
         assert same(first.state_dict()[part], second.state_dict()[part])
-    assert torch.equal(first.log_temperature, second.log_temperature)
+    assert torch.equal(first.temperature.log, second.temperature.log)
 
 
 def test_another_seed_gives_other_updates():

@@ -86,6 +86,7 @@ class TrainingSession:
         self._last_row_step = -1
         self._seconds_before = 0.0
         self._last_saved = time.monotonic()
+        self._next_cadence = 0
         self._directory_taken = not self.resumed
         self._parts: dict[str, Stateful] = {
             "session": self,
@@ -208,7 +209,7 @@ class TrainingSession:
         """Log, evaluate and save where their cadences say so; the end of the run is left to `finish`."""
         before, after = self._iteration_start, self.state.global_step
         self._iteration_start = after
-        if self.done:
+        if self.done or not self._anything_due(after):
             return
         config = self.state.config
         row: dict[str, float] = {}
@@ -224,6 +225,16 @@ class TrainingSession:
             self._announce(evaluation)
         if self.state.checkpoint_requested or self._checkpoint_due(before, after):
             self._save()
+
+    def _anything_due(self, step: int) -> bool:
+        """Whether a cadence may be crossed or a request is open: one look that spares most iterations the rest."""
+        if step < self._next_cadence and not self.state.checkpoint_requested and not self._signals.save_requested:
+            every_seconds = self.state.config.checkpoint.every_seconds
+            return every_seconds is not None and time.monotonic() - self._last_saved >= every_seconds
+        config = self.state.config
+        cadences = (config.logging.every, config.eval.every, config.checkpoint.every)
+        self._next_cadence = min((step // every + 1) * every for every in cadences if every is not None)
+        return True
 
     def finish(self) -> TrainResult:
         """End the run: at the end of the budget evaluate and save, before it save only; after a signal, raise."""
