@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from rl_training.config import Activation
+from rl_training.networks.linear import linear
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU}
 
@@ -13,7 +14,7 @@ def mlp_body(input_size: int, hidden_sizes: Sequence[int], activation: Activatio
     """Hidden layers, each followed by its activation; with no hidden sizes, the identity."""
     layers: list[nn.Module] = []
     for size in hidden_sizes:
-        layers += [nn.Linear(input_size, size), _ACTIVATIONS[activation]()]
+        layers += [linear(input_size, size), _ACTIVATIONS[activation]()]
         input_size = size
     return nn.Sequential(*layers)
 
@@ -21,7 +22,7 @@ def mlp_body(input_size: int, hidden_sizes: Sequence[int], activation: Activatio
 def mlp(input_size: int, hidden_sizes: Sequence[int], output_size: int, activation: Activation) -> nn.Sequential:
     """Hidden layers and a linear output layer."""
     body = mlp_body(input_size, hidden_sizes, activation)
-    return body.append(nn.Linear(body_output_size(input_size, hidden_sizes), output_size))
+    return body.append(linear(body_output_size(input_size, hidden_sizes), output_size))
 
 
 def body_output_size(input_size: int, hidden_sizes: Sequence[int]) -> int:

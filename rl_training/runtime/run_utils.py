@@ -23,6 +23,7 @@ from rl_training import __version__
 from rl_training.config import DeviceKind, TrainConfig
 from rl_training.config.conversion import plain
 from rl_training.errors import NonFiniteError, UserError
+from rl_training.networks.linear import matmul_library
 from rl_training.runtime.checkpointing import clear_the_way, prune, read_checkpoint, write_checkpoint
 from rl_training.runtime.loggers import MetricsWriter, cut_back
 from rl_training.runtime.state_tree import split
@@ -189,6 +190,7 @@ def numeric_platform(config: TrainConfig, device: torch.device) -> dict[str, str
         **{name: _version(name) or "?" for name in ("torch", "numpy", "gymnasium")},
         "device": str(device),
         "threads": str(config.device.threads),
+        "matrix products": matmul_library(),
         "cpu": cpu_name(),
     }
 
@@ -213,6 +215,7 @@ def _new_run_card(config: TrainConfig, device: torch.device) -> dict[str, Any]:
         "tags": list(config.tags),
         "device": str(device),
         "threads": config.device.threads,
+        "matrix products": matmul_library(),
         "git": _git_state(),
         "python": platform.python_version(),
         "platform": platform.platform(),

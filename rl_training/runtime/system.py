@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import functools
 import os
 import signal
 import threading
@@ -52,6 +53,17 @@ def cpu_name() -> str:
     import platform
 
     return platform.processor() or platform.machine()
+
+
+@functools.cache
+def cpu_vendor_and_flags() -> tuple[str, frozenset[str]]:
+    """Return the processor's vendor and instruction sets, empty where the system does not say."""
+    fields: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            fields.setdefault(key.strip(), value.strip())
+    return fields.get("vendor_id", ""), frozenset(fields.get("flags", "").split())
 
 
 def fsync_directory(directory: Path) -> None:
