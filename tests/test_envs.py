@@ -1,11 +1,12 @@
 import copy
+import functools
 import math
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import Failing
 
 from rl_training.config import EnvConfig
@@ -479,3 +480,33 @@ def test_a_restored_environment_that_fails_leaves_the_state_before_it_too(traini
     assert third.inexact_reason is None
     for _ in range(8):
         assert_same_step(untouched.step(np.array([0, 0])), third.step(np.array([0, 0])))
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
+def test_the_lean_vector_environment_returns_what_gymnasium_returns(tiny_config, env_id):
+    algo = "sac" if env_id == "Pendulum-v1" else "ppo"
+    config = tiny_config(algo, env_id, env={"num_envs": 3})
+    lean = make_vector_env(config)
+    makers = [functools.partial(make_env, config, index) for index in range(3)]
+    reference = SyncVectorEnv(makers, autoreset_mode=AutoresetMode.SAME_STEP)
+    lean.reset(seed=[1, 2, 3])
+    reference.reset(seed=[1, 2, 3])
+    reference.action_space.seed(0)
+    ends = 0
+    for _ in range(450):
+        actions = reference.action_space.sample()
+        ours, theirs = lean.step(actions), reference.step(actions)
+        for mine, expected in zip(ours[:4], theirs[:4], strict=True):
+            assert mine.dtype == expected.dtype
+            assert np.array_equal(mine, expected)
+        if "final_obs" not in theirs[4]:
+            assert ours[4] == {}
+            continue
+        ends += 1
+        mask = theirs[4]["_final_obs"]
+        assert np.array_equal(ours[4]["_final_obs"], mask)
+        assert np.array_equal(np.stack(ours[4]["final_obs"][mask]), np.stack(theirs[4]["final_obs"][mask]))
+        for key in ("r", "l"):
+            mine, expected = (infos["final_info"]["episode"][key][mask] for infos in (ours[4], theirs[4]))
+            assert np.array_equal(mine, expected)
+    assert ends >= 2

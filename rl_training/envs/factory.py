@@ -7,10 +7,11 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.vector import SyncVectorEnv
 
 from rl_training.config import EnvConfig, TrainConfig
 from rl_training.envs.snapshots import EpisodeRecorder
+from rl_training.envs.sync_vector_env import SameStepVectorEnv
 from rl_training.errors import UserError, did_you_mean
 from rl_training.seeding import derive_seed
 from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions, ObservationSpec
@@ -33,7 +34,7 @@ def make_vector_env(config: TrainConfig) -> SyncVectorEnv:
     that never happened.
     """
     makers = [functools.partial(make_env, config, index) for index in range(config.env.num_envs)]
-    return SyncVectorEnv(makers, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+    return SameStepVectorEnv(makers)
 
 
 def env_seed(config: TrainConfig, env_index: int) -> int:

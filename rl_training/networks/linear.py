@@ -26,8 +26,8 @@ MIN_FEATURES, MIN_ROWS = 128, 64
 def matmul_library() -> str:
     """Return "onednn" where large layers use it on the CPU, else "default"."""
     vendor, flags = cpu_vendor_and_flags()
-    chosen = vendor == "AuthenticAMD" and "avx512f" in flags and torch.backends.mkldnn.is_available()
-    return "onednn" if chosen else "default"
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return "onednn" if available and vendor == "AuthenticAMD" and "avx512f" in flags else "default"
 
 
 def linear(in_features: int, out_features: int) -> nn.Linear:
