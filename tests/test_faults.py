@@ -208,17 +208,28 @@ def test_a_torn_replay_journal_is_named_and_an_older_checkpoint_used(tmp_path):
     assert len(list((tmp_path / "checkpoints" / "torn").iterdir())) == 1
 
 
-def start(*arguments: str, cwd: Path, preamble: str = "pass") -> subprocess.Popen[str]:
-    """Start the training command, after `preamble` if there is one."""
-    code = f"import sys; sys.argv[0] = 'train'; {preamble}; from rl_training.cli import train_main; train_main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments, "logging.progress=false"],
-        cwd=cwd,
-        env=command_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture
+def start(tmp_path):
+    """Return a function that starts the training command in tmp_path; what still runs after the test is killed."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start_command(*arguments: str, preamble: str = "pass") -> subprocess.Popen[str]:
+        code = f"import sys; sys.argv[0] = 'train'; {preamble}; from rl_training.cli import train_main; train_main()"
+        process = subprocess.Popen(
+            [sys.executable, "-c", code, *arguments, "logging.progress=false"],
+            cwd=tmp_path,
+            env=command_environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        started.append(process)
+        return process
+
+    yield start_command
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def wait_for(condition, process: subprocess.Popen[str]) -> None:
@@ -235,10 +246,10 @@ LONG_DQN = [
 ]
 
 
-def test_a_run_directory_has_one_owner_and_a_killed_owner_leaves_no_lock(tmp_path):
-    owner = start(*LONG_DQN, cwd=tmp_path)
+def test_a_run_directory_has_one_owner_and_a_killed_owner_leaves_no_lock(tmp_path, start):
+    owner = start(*LONG_DQN)
     wait_for(lambda: checkpoint_paths(tmp_path / "run"), owner)
-    second = start("resume=run", cwd=tmp_path)
+    second = start("resume=run")
     _, errors = second.communicate(timeout=120)
     assert second.returncode == 1
     assert f"in use by process {owner.pid}" in errors
@@ -247,15 +258,15 @@ def test_a_run_directory_has_one_owner_and_a_killed_owner_leaves_no_lock(tmp_pat
     owner.kill()
     owner.communicate()
     step = read_checkpoint(checkpoint_paths(tmp_path / "run")[-1])["session"]["global_step"]
-    third = start("resume=run", f"stop_at_step={step + 1500}", cwd=tmp_path)
+    third = start("resume=run", f"stop_at_step={step + 1500}")
     _, errors = third.communicate(timeout=120)
     assert third.returncode == 0, errors
     assert read_run_card(tmp_path / "run")["global_step"] == step + 1500
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no SIGUSR1")
-def test_sigusr1_saves_and_goes_on(tmp_path):
-    process = start(*LONG_DQN, "checkpoint.every=null", "checkpoint.every_seconds=null", cwd=tmp_path)
+def test_sigusr1_saves_and_goes_on(tmp_path, start):
+    process = start(*LONG_DQN, "checkpoint.every=null", "checkpoint.every_seconds=null")
     wait_for((tmp_path / "run" / "metrics.jsonl").exists, process)
     assert not checkpoint_paths(tmp_path / "run")
     process.send_signal(signal.SIGUSR1)
@@ -267,7 +278,7 @@ def test_sigusr1_saves_and_goes_on(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits file sizes with setrlimit")
-def test_a_full_disk_is_named_and_the_run_resumes_exactly_once_there_is_room(tmp_path):
+def test_a_full_disk_is_named_and_the_run_resumes_exactly_once_there_is_room(tmp_path, start):
     arguments = [
         *("algo=sac", "env=pendulum", "tuned=none", "total_timesteps=2000", "algo.hidden_sizes=[8]"),
         *("algo.batch_size=8", "logging.every=100", "logging.tensorboard=false", "checkpoint.every=300"),
@@ -275,7 +286,7 @@ def test_a_full_disk_is_named_and_the_run_resumes_exactly_once_there_is_room(tmp
     ]
     # 36 bytes a transition: the journal outgrows 48 kB between steps 1200 and 1500; every other file stays smaller.
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (48_000, resource.RLIM_INFINITY))"
-    full = start(*arguments, "hydra.run.dir=full", cwd=tmp_path, preamble=limit)
+    full = start(*arguments, "hydra.run.dir=full", preamble=limit)
     _, errors = full.communicate(timeout=300)
     assert full.returncode == 1
     assert "Cannot save step 1,500" in errors
@@ -284,7 +295,7 @@ def test_a_full_disk_is_named_and_the_run_resumes_exactly_once_there_is_room(tmp
     assert not list((tmp_path / "full" / "checkpoints").glob(".staging*"))
 
     for command in (["resume=full"], [*arguments, "hydra.run.dir=straight"]):
-        process = start(*command, cwd=tmp_path)
+        process = start(*command)
         _, errors = process.communicate(timeout=300)
         assert process.returncode == 0, errors
     assert first_difference(tmp_path / "straight", tmp_path / "full") is None
