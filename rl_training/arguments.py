@@ -39,3 +39,20 @@ def leave(message: str, exit_code: int) -> NoReturn:
     """Say one last line, over an unfinished progress line if there is one, and exit."""
     print(f"\r\x1b[K{message}" if sys.stderr.isatty() else message, file=sys.stderr)
     sys.exit(exit_code)
+
+
+def whole_number(text: str) -> int:
+    """Convert an argument such as 20 or 1e5."""
+    try:
+        value = float(text)
+    except ValueError:
+        raise ValueError("it must be a whole number") from None
+    if not value.is_integer():
+        raise ValueError("it must be a whole number")
+    return int(value)
+
+
+def working_directory_importable() -> None:
+    """Let console scripts import modules of the working directory, as `python -m` does: env.import_module needs it."""
+    if "" not in sys.path:
+        sys.path.insert(0, "")

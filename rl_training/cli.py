@@ -17,17 +17,19 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException, MissingConfigException
 from hydra.experimental.callback import Callback
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from rl_training.arguments import fail, leave
+from rl_training.arguments import fail, leave, working_directory_importable
 from rl_training.config import TrainConfig
 from rl_training.config.conversion import conf_dir, describe_omegaconf_error, load_yaml, to_train_config
 from rl_training.config.store import register_schemas
 from rl_training.errors import UserError, did_you_mean
 from rl_training.experiment import registry
 from rl_training.experiment.default_manager import DefaultExperimentManager, check_experiment
-from rl_training.runtime.system import pin_threads
+from rl_training.help import training_help
+from rl_training.runtime.system import launcher, pin_threads
 
 
 def train_main() -> None:
@@ -35,7 +37,12 @@ def train_main() -> None:
     # Hydra would print its own summary of an exception; with this it raises, and we print.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     _register()
+    working_directory_importable()
     try:
+        if {"-h", "--help"} & set(sys.argv[1:]):
+            overrides = [argument for argument in sys.argv[1:] if not argument.startswith("-")]
+            print(training_help(to_train_config(_composed(overrides)), launcher()))
+            return
         sys.argv[1:] = prepare_resume([whole_number_override(argument) for argument in sys.argv[1:]])
         _hydra_main()
     except UserError as error:
@@ -49,12 +56,15 @@ def train_main() -> None:
 def compose_config(overrides: Sequence[str]) -> TrainConfig:
     """Compose and check the config of a training command without running it."""
     _register()
+    return checked_config(_composed(overrides))
+
+
+def _composed(overrides: Sequence[str]) -> DictConfig:
     with hydra.initialize_config_dir(version_base="1.3", config_dir=str(conf_dir())):
         try:
-            composed = hydra.compose("config", [whole_number_override(override) for override in overrides])
+            return hydra.compose("config", [whole_number_override(override) for override in overrides])
         except HydraException as error:
             raise UserError(describe_hydra_error(error)) from None
-    return checked_config(composed)
 
 
 def _register() -> None:
@@ -67,14 +77,19 @@ def _register() -> None:
 @hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")
 def _hydra_main(composed: DictConfig) -> float | None:
     """Train one run; the returned evaluation return is what a sweeper optimises."""
-    _check_preset(HydraConfig.get().overrides.task, composed)
-    config = checked_config(composed)
-    manager = DefaultExperimentManager()
-    if config.resume is not None:
-        trainer = manager.resume(config.resume, config=config)
-    else:
-        trainer = manager.setup(config, run_dir=Path(HydraConfig.get().runtime.output_dir))
-    return trainer.train().metrics.get("eval/return_mean")
+    try:
+        _check_preset(HydraConfig.get().overrides.task, composed)
+        config = checked_config(composed)
+        manager = DefaultExperimentManager()
+        if config.resume is not None:
+            trainer = manager.resume(config.resume, config=config)
+        else:
+            trainer = manager.setup(config, run_dir=Path(HydraConfig.get().runtime.output_dir))
+        return trainer.train().metrics.get("eval/return_mean")
+    except UserError as error:
+        if HydraConfig.get().mode is RunMode.MULTIRUN:
+            raise  # Hydra names the job and goes on with the others
+        fail(str(error))
 
 
 def checked_config(composed: DictConfig) -> TrainConfig:
@@ -82,12 +97,6 @@ def checked_config(composed: DictConfig) -> TrainConfig:
     config = to_train_config(composed)
     pin_threads(config.device.threads)
     check_experiment(config)
-    if config.resume is not None:
-        from rl_training.runtime.checkpointing import find_checkpoint
-        from rl_training.runtime.workflows import check_resumable, load_run_config, locate_run
-
-        check_resumable(load_run_config(locate_run(Path(config.resume))), config)
-        find_checkpoint(Path(config.resume), to_train=True, warn=False)
     return config
 
 
@@ -102,10 +111,34 @@ class Preflight(Callback):
         try:
             _check_preset(config.hydra.overrides.task, config)
             checked = checked_config(composed)
-            _leave_if_finished(checked)
+            _check_writable(Path(config.hydra.run.dir))
+            if checked.resume is not None:
+                _check_resume(Path(checked.resume), checked)
         except UserError as error:
             # Hydra turns other exceptions of a callback into warnings.
             fail(str(error))
+
+
+def _check_writable(run_dir: Path) -> None:
+    existing = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise UserError(f"Cannot make the run directory {run_dir}: {existing} is not a directory that can be written.")
+
+
+def _check_resume(path: Path, config: TrainConfig) -> None:
+    """Refuse a run that cannot go on with this config; leave if it has nothing left to do."""
+    from rl_training.runtime.workflows import (
+        check_resumable,
+        checkpoint_to_continue,
+        finished_step,
+        load_run_config,
+        locate_run,
+    )
+
+    check_resumable(load_run_config(locate_run(path)), config)
+    checkpoint = checkpoint_to_continue(path, config, warn=False)
+    if (step := finished_step(path, checkpoint, config)) is not None:
+        leave(f"{path} is finished at step {step:,}; total_timesteps=<more> goes further.", 0)
 
 
 def _check_preset(overrides: Sequence[str], config: DictConfig) -> None:
@@ -119,17 +152,6 @@ def _check_preset(overrides: Sequence[str], config: DictConfig) -> None:
         raise UserError(f"{asked[-1]} does not exist.{did_you_mean(name, presets)} Choose from {', '.join(presets)}.")
     if asked and config.preset is not None and not config.preset.startswith(f"{config.algo.name}_"):
         raise UserError(f"tuned={config.preset} is a preset of another algorithm than algo={config.algo.name}.")
-
-
-def _leave_if_finished(config: TrainConfig) -> None:
-    if config.resume is None:
-        return
-    from rl_training.runtime.workflows import finished_step
-
-    step = finished_step(Path(config.resume))
-    if step is not None and step >= config.total_timesteps:
-        print(f"{config.resume} is finished at step {step:,}; total_timesteps=<more> goes further.", file=sys.stderr)
-        sys.exit(0)
 
 
 def whole_number_override(argument: str) -> str:
@@ -155,7 +177,9 @@ def prepare_resume(arguments: list[str]) -> list[str]:
     original one.
     """
     paths = [argument.partition("=")[2] for argument in arguments if argument.startswith("resume=")]
-    paths = [path.strip("'\"") for path in paths if path not in ("null", "")]
+    paths = [path.strip("'\"") for path in paths if path != "null"]
+    if "" in paths:
+        raise UserError("resume= needs a run directory, such as resume=outputs/sac/pendulum/<run>.")
     if not paths:
         return arguments
     if len(paths) > 1 or {"-m", "--multirun"} & set(arguments):
@@ -218,6 +242,8 @@ def describe_hydra_error(error: HydraException) -> str:
     if isinstance(error.__cause__, OmegaConfBaseException):
         return describe_omegaconf_error(error.__cause__)
     problem = " ".join(str(error).split()).partition(" See https")[0]
+    if problem.startswith("Ambiguous value"):
+        return "An argument has several values, separated by commas: add -m to sweep over them."
     if "Lexer" in problem or "parsing override" in problem:
         problem += """. Write key=value; a value with special characters needs quotes, as in 'key="a~b"'."""
     return problem

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rl_training.runtime.trainer import EvalResult
@@ -16,17 +16,24 @@ usage: python -m rl_training.evaluate run=<run directory> [checkpoint=best] [epi
   run            a run directory, or one of its checkpoints; may be given several times
   checkpoint     best (default), last, or a step number
   episodes       how many episodes to play
-  seed           episode i starts from seed + i; default: the run's eval.seed
+  seed           episode i starts from seed + i; default: eval.seed + 100000, episodes that training never looked at
   episodes_from  recorded plays the episodes again that training played at this checkpoint, and checks that every
                  return is the same"""
 
 
 def cli() -> None:
     """Run the command."""
-    from rl_training.arguments import fail, parse_key_values
+    from rl_training.arguments import fail, parse_key_values, whole_number, working_directory_importable
     from rl_training.errors import UserError
 
-    converters = {"run": Path, "checkpoint": str, "episodes": int, "seed": int, "episodes_from": str}
+    converters: dict[str, Callable[[str], Any]] = {
+        "run": Path,
+        "checkpoint": str,
+        "episodes": whole_number,
+        "seed": whole_number,
+        "episodes_from": str,
+    }
+    working_directory_importable()
     try:
         arguments = parse_key_values(sys.argv[1:], converters, USAGE)
         if "run" not in arguments:
@@ -73,10 +80,13 @@ def _repeat(run: Path, checkpoint: str) -> None:
 
 def _print(run: Path, result: "EvalResult") -> None:
     summary = result.summary
-    print(
-        f"{run} at step {result.global_step:,}: return {summary.mean:.2f}, standard deviation {summary.std:.2f}, "
-        f"95 % interval [{summary.low:.2f}, {summary.high:.2f}], {summary.count} episodes from seed {result.first_seed}"
+    spread = (
+        f"standard deviation {summary.std:.2f}, 95 % interval [{summary.low:.2f}, {summary.high:.2f}], "
+        if summary.count > 1
+        else ""
     )
+    episodes = f"{summary.count} episode{'s' if summary.count > 1 else ''} from seed {result.first_seed}"
+    print(f"{run} at step {result.global_step:,}: return {summary.mean:.2f}, {spread}{episodes}")
 
 
 def _progress(total: str) -> Callable[[int], None] | None:

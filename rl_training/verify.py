@@ -21,14 +21,15 @@ Schedules, threads and device are those of your run. Exit code 0: exact; 1: not,
 
 def cli() -> None:
     """Run the command."""
-    from rl_training.arguments import fail, leave, parse_key_values
+    from rl_training.arguments import fail, leave, parse_key_values, whole_number, working_directory_importable
     from rl_training.cli import compose_config
     from rl_training.errors import UserError
 
+    working_directory_importable()
     own = [argument for argument in sys.argv[1:] if argument.startswith("verify.") or argument in ("-h", "--help")]
     overrides = [argument for argument in sys.argv[1:] if argument not in own]
     try:
-        settings = parse_key_values(own, {"verify.steps": lambda text: int(float(text)), "verify.kills": int}, USAGE)
+        settings = parse_key_values(own, {"verify.steps": whole_number, "verify.kills": whole_number}, USAGE)
         config = compose_config(overrides)
         default_steps = config.algo.second_update_step(config.env.num_envs) + 2_000
         steps = min(settings.get("verify.steps", [default_steps])[-1], config.total_timesteps)

@@ -141,11 +141,14 @@ def test_a_write_that_fails_leaves_nothing_behind(tmp_path):
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
-def test_a_torn_checkpoint_of_the_same_step_is_replaced(tmp_path):
-    path = write_checkpoint(tmp_path, 10, STATE)
-    (path / "state.json").write_text("{}")
-    assert write_checkpoint(tmp_path, 10, STATE) == path
-    assert differences(read_checkpoint(path), STATE) == []
+def test_a_newer_state_of_the_same_step_stands_beside_the_older_one_and_wins(tmp_path):
+    older = write_checkpoint(tmp_path, 10, STATE)
+    changed = {**STATE, "session": {**STATE["session"], "global_step": 10, "newer": True}}
+    newer = write_checkpoint(tmp_path, 10, changed, labels=["best"])
+    assert (older.name, newer.name) == ("step_000000000010", "step_000000000010.01")
+    assert find_checkpoint(tmp_path) == find_checkpoint(tmp_path, "10") == find_checkpoint(tmp_path, "best") == newer
+    assert read_checkpoint(newer)["session"]["newer"] is True
+    assert checkpoint_paths(tmp_path) == [older, newer]
 
 
 def rewrite_manifest(path, **changes):
@@ -412,13 +415,15 @@ def test_evaluation_repeats_itself_and_the_one_of_training(algo, tmp_path):
     )
     result = train(config, tmp_path / "run")
     for step in (32, 64):
-        evaluation = evaluate_checkpoint(result.run_dir, checkpoint=str(step), episodes=2)
-        assert evaluation == evaluate_checkpoint(result.run_dir, checkpoint=str(step), episodes=2)
+        evaluation = evaluate_checkpoint(result.run_dir, checkpoint=str(step), episodes=2, seed=100_000)
+        assert evaluation == evaluate_checkpoint(result.run_dir, checkpoint=str(step), episodes=2, seed=100_000)
         (logged,) = (row for row in metric_rows(result.run_dir) if row["step"] == step)
         assert evaluation.summary.mean == logged["eval/return_mean"]
         assert evaluation.summary.std == logged["eval/return_std"]
         assert evaluation.global_step == step
         assert evaluation.first_seed == 100_000
+        # By default other episodes are played than those that have chosen the best checkpoint.
+        assert evaluate_checkpoint(result.run_dir, episodes=1).first_seed == 200_000
 
 
 def test_evaluation_depends_on_the_checkpoint_and_on_the_seed(tmp_path):

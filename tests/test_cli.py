@@ -233,7 +233,7 @@ MISTAKES = {
     ),
     "resume from nowhere": (["resume=nowhere"], "nowhere does not exist; name a run directory such as outputs/"),
     "resume and sweep": (["-m", "resume=nowhere", "seed=1,2"], "resume= takes one directory, and no sweep."),
-    "sweep without -m": (["seed=1,2"], "--multirun"),
+    "sweep without -m": (["seed=1,2"], "add -m to sweep over them"),
     "no equals sign": (["nonsense"], "Write key=value"),
     "negative budget": (["total_timesteps=-1"], "total_timesteps must be at least 0, got -1."),
     "key without a name": (["=3"], "=3"),
@@ -597,7 +597,7 @@ def test_evaluate_prints_mean_deviation_and_interval(finished):
     assert (result.returncode, result.stderr) == (0, "")
     match = re.fullmatch(
         r"(.+) at step 128: return (\S+), standard deviation (\S+), 95 % interval \[(\S+), (\S+)\], "
-        r"3 episodes from seed 100000\n",
+        r"3 episodes from seed 200000\n",
         result.stdout,
     )
     assert match is not None, result.stdout
@@ -627,7 +627,7 @@ def test_evaluate_plays_the_recorded_episodes_again_and_finds_the_same_returns(i
     code, out, err = in_process(evaluate.cli, "run=run", "episodes_from=recorded")
     assert (code, err) == (0, "")
     summary, verdict = out.splitlines()
-    assert summary.endswith("1 episodes from seed 100000")
+    assert summary.endswith("1 episode from seed 100000")
     assert verdict == "every return is the same as in training"
 
 

@@ -29,6 +29,7 @@ from rl_training.config.conversion import conf_dir, load_yaml, plain, shipped_en
 from rl_training.config.store import register_schemas
 from rl_training.errors import ConfigError
 from rl_training.experiment import registry
+from rl_training.help import training_help
 
 CONF = REPO / "conf"
 ALGOS = ["dqn", "ppo", "sac"]
@@ -123,10 +124,14 @@ def test_without_arguments_ppo_trains_on_cartpole(composed):
     assert (config.algo.name, config.env.id, config.device.kind) == ("ppo", "CartPole-v1", DeviceKind.auto)
 
 
-def test_every_group_that_help_lists_exists():
-    help_text = (CONF / "runtime.yaml").read_text().partition("template: |")[2]
-    words = set(help_text.replace(",", " ").split())
+def test_help_lists_every_choice_and_every_setting_with_value_range_and_meaning():
+    text = training_help(make_config("sac", "pendulum"), "train")
+    words = set(text.replace(",", " ").split())
     assert words >= {*ALGOS, *ENVS, "auto", "cpu", "cuda", "mps", "default", "minimal", "none"}
+    assert "  algo.gamma=0.99                        Discount factor. [>= 0, <= 1]\n" in text
+    assert "  algo.activation=relu                   Nonlinearity between layers. [tanh, relu]\n" in text
+    assert "  total_timesteps=20000 " in text
+    assert max(map(len, text.splitlines())) <= 120
 
 
 # Presets

@@ -223,7 +223,7 @@ def test_an_algorithm_of_ones_own_trains_through_the_manager(registered, tmp_pat
 
 def test_an_algorithm_of_ones_own_is_evaluated_and_resumed_like_any_other(registered, tmp_path):
     result = DefaultExperimentManager().setup(random_config(), run_dir=tmp_path / "run").train()
-    evaluation = evaluate_checkpoint(result.run_dir, checkpoint="last", episodes=1)
+    evaluation = evaluate_checkpoint(result.run_dir, checkpoint="last", episodes=1, seed=100_000)
     assert evaluation.summary.mean == result.metrics["eval/return_mean"]
     longer = resume_training(result.run_dir, config=random_config(total_timesteps=96))
     assert longer.checkpoint_path.name == "step_000000000096"

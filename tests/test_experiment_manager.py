@@ -64,12 +64,12 @@ def test_resume_of_one_checkpoint_goes_on_from_that_checkpoint(algo, tmp_path):
     assert [entry["from_step"] for entry in run_card(result.run_dir)["resumes"]] == [32]
 
 
-def test_resume_without_more_to_do_ends_where_it_was(tmp_path):
+def test_resume_without_more_to_do_is_refused_and_changes_nothing(tmp_path):
     first = MANAGER.setup(tiny_run_config("ppo"), run_dir=tmp_path / "run").train()
     rows = metric_rows(first.run_dir)
-    again = MANAGER.resume(tmp_path / "run").train()
-    assert again.checkpoint_path == first.checkpoint_path
-    assert metric_rows(again.run_dir) == rows
+    with pytest.raises(UserError, match="is finished at step 64"):
+        MANAGER.resume(tmp_path / "run").train()
+    assert metric_rows(first.run_dir) == rows
 
 
 def test_callbacks_reach_the_trainer(tmp_path):

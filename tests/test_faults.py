@@ -153,7 +153,10 @@ def test_resuming_an_older_checkpoint_puts_the_newer_ones_aside_and_is_exact(tmp
     shutil.copytree(tmp_path / "run", tmp_path / "straight")
     resume_training(tmp_path / "run" / "checkpoints" / "step_000000000032")
     assert first_difference(tmp_path / "straight", tmp_path / "run") is None
-    assert len(list((tmp_path / "run" / "checkpoints" / "superseded").iterdir())) == 2
+    aside = sorted((tmp_path / "run" / "checkpoints" / "superseded").iterdir())
+    assert len(aside) == 2
+    with pytest.raises(UserError, match="was put aside"):
+        resume_training(aside[0])
 
 
 def test_strict_resume_refuses_another_thread_count_and_changes_nothing(tmp_path):
@@ -378,3 +381,137 @@ def test_a_save_killed_at_every_write_sync_and_rename_leaves_a_checkpoint_that_l
         assert state["data"]["added"] == 3 * step
         seen.add(step)
     assert seen == {1, 2}
+
+
+def at_step(step: int, action) -> Callback:
+    """Return a callback that acts once after the env step `step`, wherever in the iteration that is."""
+
+    class AtStep(Callback):
+        def on_train_start(self, state):
+            # The trainer reads the signals between two steps; a step is counted by setting global_step.
+            counted = type("Counted", (type(state),), {})
+
+            def set_step(self, value, done=[]):  # noqa: B006 - remembers that it has acted
+                self.__dict__["global_step"] = value
+                if value >= step and not done:
+                    done.append(True)
+                    action()
+
+            counted.global_step = property(lambda self: self.__dict__["global_step"], set_step)
+            state.__class__ = counted
+
+    return AtStep()
+
+
+PPO_TAIL = {"algo_config": tiny_algo("ppo", num_steps=100, minibatch_size=50), "total_timesteps": 150}
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("step", [130, 150, 170, 199, 200])
+def test_ppo_interrupted_in_its_last_rollout_still_makes_its_last_update(step, tmp_path):
+    from rl_training.runtime.session import TrainingInterrupted
+
+    train_ppo = registry.get("ppo").load_train()
+    config = tiny_run_config("ppo", **PPO_TAIL)
+    train_ppo(config, run_dir=tmp_path / "straight")
+    try:
+        train_ppo(config, run_dir=tmp_path / "stopped", callbacks=[at_step(step, interrupt)])
+        assert step == 200  # the rollout was full: the run was over
+    except TrainingInterrupted:
+        resume_training(tmp_path / "stopped")
+    assert read_run_card(tmp_path / "stopped")["global_step"] == 200
+    assert first_difference(tmp_path / "straight", tmp_path / "stopped") is None
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="this system has no SIGUSR1")
+@pytest.mark.parametrize("step", [70, 100, 170, 200])
+def test_a_warning_signal_at_any_step_changes_no_result(step, tmp_path):
+    train_ppo = registry.get("ppo").load_train()
+    config = tiny_run_config("ppo", **PPO_TAIL)
+    train_ppo(config, run_dir=tmp_path / "straight")
+    warn = at_step(step, lambda: signal.raise_signal(signal.SIGUSR1))
+    train_ppo(config, run_dir=tmp_path / "warned", callbacks=[warn])
+    assert first_difference(tmp_path / "straight", tmp_path / "warned") is None
+
+
+def test_a_bad_number_does_not_reach_the_checkpoint_of_an_interrupted_rollout(tmp_path):
+    config = faulty_config("ppo", fault="nan reward", at=20)
+    config.algo.num_steps = 60
+    faulty_envs.MADE.clear()
+    faulty_envs.Faulty()
+    with pytest.raises(NonFiniteError, match="reward of environment 1 is NaN or infinite at step 60"):
+        registry.get("ppo").load_train()(config, run_dir=tmp_path, callbacks=[at_step(90, interrupt)])
+    assert not checkpoint_paths(tmp_path)
+
+
+def test_wide_networks_resume_exactly_in_a_process_that_had_more_threads(tmp_path):
+    # numpy's products of these shapes give other bits on two threads than on one.
+    arguments = [
+        *("algo=sac", "env=pendulum", "tuned=none", "env.num_envs=4", "algo.hidden_sizes=[512,512]"),
+        *("algo.batch_size=8", "total_timesteps=400", "logging.every=40", "logging.tensorboard=false"),
+        *("eval.episodes=1", "logging.progress=false"),
+    ]
+    environment = command_environment(OPENBLAS_NUM_THREADS="2", OMP_NUM_THREADS="2")
+    for command in (
+        [*arguments, "hydra.run.dir=straight"],
+        [*arguments, "hydra.run.dir=split", "stop_at_step=200"],
+        ["resume=split"],
+    ):
+        process = subprocess.run(
+            [sys.executable, "-m", "rl_training.train", *command],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        assert process.returncode == 0, process.stderr
+    assert first_difference(tmp_path / "straight", tmp_path / "split") is None
+
+
+def test_an_environment_that_breaks_in_an_evaluation_loses_no_row(tmp_path):
+    """The checkpoint before it stands, and the resumed run evaluates where it would have."""
+    mended = tmp_path / "mended"
+    faulty_envs.MADE.clear()
+    # Environments of the process: 0 to 2 train, 3 is the first evaluation's, 4 the second's, which breaks.
+    env_kwargs = {"fault": "raise in step", "at": 5, "env": 4, "mended": str(mended)}
+    config = tiny_run_config(
+        "dqn",
+        env=EnvConfig(id="faulty/Walk-v0", num_envs=3, env_kwargs=env_kwargs),
+        total_timesteps=180,
+        eval={"every": 60, "episodes": 2},
+        checkpoint={"every": 30},
+    )
+    train_dqn = registry.get("dqn").load_train()
+    with pytest.raises(UserError, match="In the evaluation at step 120: faulty/Walk-v0"):
+        train_dqn(config, run_dir=tmp_path / "broken")
+    mended.touch()
+    resume_training(tmp_path / "broken")
+    train_dqn(config, run_dir=tmp_path / "straight")
+    assert first_difference(tmp_path / "straight", tmp_path / "broken") is None
+
+
+def test_a_run_that_a_callback_stopped_is_finished_until_it_gets_a_larger_budget(tmp_path):
+    from rl_training.runtime.workflows import load_run_config
+
+    config = tiny_run_config("dqn", total_timesteps=200, eval={"every": 40, "episodes": 1, "stop_at_return": 1.0})
+    registry.get("dqn").load_train()(config, run_dir=tmp_path)
+    assert read_run_card(tmp_path)["global_step"] == 40
+    with pytest.raises(UserError, match="is finished at step 40"):
+        resume_training(tmp_path)
+    config = load_run_config(tmp_path)
+    config.total_timesteps, config.eval.stop_at_return = 240, None
+    resume_training(tmp_path, config=config)
+    assert read_run_card(tmp_path)["global_step"] == 240
+
+
+def test_a_budget_before_the_current_step_is_refused(tmp_path):
+    from rl_training.runtime.workflows import load_run_config
+
+    registry.get("dqn").load_train()(tiny_run_config("dqn", stop_at_step=40), run_dir=tmp_path)
+    config = load_run_config(tmp_path)
+    config.total_timesteps = 20
+    with pytest.raises(UserError, match="lies before step 40"):
+        resume_training(tmp_path, config=config)

@@ -13,7 +13,7 @@ PACKAGE = REPO / "rl_training"
 LAYERS = (
     ("train", "evaluate", "verify"),
     ("cli",),
-    ("arguments",),
+    ("arguments", "help"),
     ("api",),
     ("experiment.default_manager",),
     ("experiment.manager",),

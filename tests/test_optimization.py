@@ -1,7 +1,8 @@
-"""Flat Adam is Adam: against torch's own, on worked numbers, and with parameters that stay views of one tensor."""
+"""Flat Adam is Adam: by the paper's equations, on worked numbers, with parameters that stay views of one tensor."""
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -40,21 +41,24 @@ def test_a_step_moves_its_own_parameters_only():
 
 
 @pytest.mark.parametrize("max_grad_norm", [None, 0.05])
-def test_many_steps_agree_with_torch(max_grad_norm):
-    torch.manual_seed(0)
-    ours = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
-    theirs = copy.deepcopy(ours)
-    optimizer, oracle = Adam(ours, 0.01, eps=1e-5), torch.optim.Adam(theirs.parameters(), lr=0.01, eps=1e-5)
+def test_many_steps_follow_the_equations_of_the_paper(max_grad_norm):
+    # Algorithm 1 of Kingma and Ba in float64, on f(x) = sum of c (x - 1)^2 with the gradient 2 c (x - 1).
+    curvature, start = np.array([1.0, 0.1, 3.0]), np.array([0.5, -2.0, 1.5])
+    x, m, v = start.copy(), np.zeros(3), np.zeros(3)
+    for t in range(1, 51):
+        g = 2 * curvature * (x - 1)
+        if max_grad_norm is not None and np.linalg.norm(g) > max_grad_norm:
+            g *= max_grad_norm / np.linalg.norm(g)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+        x -= 0.01 * (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-5)
+
+    weights = module(*start)
+    optimizer = Adam(weights, 0.01, eps=1e-5)
     for _ in range(50):
-        inputs = torch.randn(16, 3)
-        optimizer.minimize((ours(inputs) - inputs[:, :1]).square().mean(), max_grad_norm)
-        oracle.zero_grad()
-        (theirs(inputs) - inputs[:, :1]).square().mean().backward()
-        if max_grad_norm is not None:
-            nn.utils.clip_grad_norm_(theirs.parameters(), max_grad_norm)
-        oracle.step()
-    for mine, reference in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(mine, reference, rtol=1e-4, atol=1e-6)
+        loss = sum(c * (weight - 1).square().sum() for c, weight in zip(curvature.tolist(), weights, strict=True))
+        optimizer.minimize(loss, max_grad_norm)
+    assert values(weights) == pytest.approx(x.tolist(), rel=1e-4)
+    assert values(weights) != pytest.approx(start.tolist(), rel=1e-2)
 
 
 def test_the_norm_is_clipped_over_all_parameters_together():

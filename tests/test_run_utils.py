@@ -155,7 +155,7 @@ def test_the_run_card_says_what_runs_where(run):
     assert card["rl_training"] == rl_training.__version__
     assert card["packages"]["torch"] == torch.__version__
     assert card["packages"]["numpy"] == np.__version__
-    assert set(card["packages"]) == {"torch", "gymnasium", "numpy", "hydra-core", "omegaconf"}
+    assert set(card["packages"]) == {"torch", "gymnasium", "numpy", "hydra-core", "omegaconf", "mujoco", "Box2D"}
     assert isinstance(card["command"], list)
     assert card["cpu"]
 

@@ -56,7 +56,7 @@ class DQNAgent:
     ) -> None:
         self.config, self.actions = config, actions
         self.device = device or torch.device("cpu")
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "networks"))
             network = mlp(observation.size, config.hidden_sizes, actions.count, config.activation)
         self.q_network = network.to(self.device)

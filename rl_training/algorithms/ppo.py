@@ -63,7 +63,7 @@ class PPOAgent:
     ) -> None:
         self.config, self.actions = config, actions
         self.device = device or torch.device("cpu")
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "networks"))
             self.network = ActorCritic(config, observation, actions).to(self.device)
         self.optimizer = Adam(self.network, config.learning_rate, eps=1e-5)

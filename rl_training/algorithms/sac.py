@@ -69,7 +69,7 @@ class SACAgent:
     ) -> None:
         self.config, self.actions = config, actions
         self.device = device or torch.device("cpu")
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "networks"))
             self.actor = SquashedGaussianActor(config, observation, actions).to(self.device)
             self.critics = TwinCritic(config, observation, actions).to(self.device)
@@ -87,7 +87,7 @@ class SACAgent:
         self._center, self._half_range = (self._low + self._high) / 2, (self._high - self._low) / 2
         self.noise = NoiseBlocks(normal, (num_envs, actions.size), seed=derive_seed(seed, "exploration"))
         self.warmup_noise = NoiseBlocks(uniform, (num_envs, actions.size), seed=derive_seed(seed, "warm-up"))
-        self._update_noise = torch.Generator(self.device).manual_seed(derive_seed(seed, "update noise"))
+        self._update_noise = torch.Generator().manual_seed(derive_seed(seed, "update noise"))
 
     def act(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the squashed mean action for each observation, as the environment takes it."""
@@ -110,7 +110,7 @@ class SACAgent:
     def update(self, batch: Transitions) -> dict[str, Tensor]:
         """Take one gradient step on critics, actor and temperature, then move the targets; returns detached metrics."""
         config = self.config
-        noise = torch.randn((2, *batch.actions.shape), generator=self._update_noise, device=self.device)
+        noise = torch.randn((2, *batch.actions.shape), generator=self._update_noise).to(self.device)
         temperature = self.temperature.log.detach().exp()
 
         with torch.no_grad():

@@ -83,7 +83,7 @@ class ReplayBuffer:
         self.added += self.num_envs
 
     def check_finite(self, since: int) -> None:
-        """Refuse transitions added after the first `since` that hold NaN or infinity, naming step and environment."""
+        """Refuse NaN and infinity in the transitions added since env step `since`, naming step and environment."""
         first = max(since, self.added - self.capacity)
         for name, label in (
             ("observations", "observation"),

@@ -108,11 +108,11 @@ class RolloutBuffer:
                 self.final_observations[t, int(env)] = next_observations[env]
         self.position += 1
 
-    def check_finite(self, first_vector_step: int, next_observations: NDArray[np.float32]) -> None:
-        """Refuse a full rollout that holds NaN or infinity, naming the step and the environment."""
-        observations = np.concatenate([self._rows["obs"], next_observations[None]])
-        require_finite("observation", observations, first_vector_step - 1, self.num_envs)
-        require_finite("reward", self._rows["rewards"], first_vector_step, self.num_envs)
+    def check_finite(self, since: int) -> None:
+        """Refuse NaN and infinity in what was collected since env step `since`, where this rollout began."""
+        first_vector_step = since // self.num_envs
+        require_finite("observation", self._rows["obs"][: self.position], first_vector_step - 1, self.num_envs)
+        require_finite("reward", self._rows["rewards"][: self.position], first_vector_step, self.num_envs)
         for (step, env), observation in self.final_observations.items():
             if not all_finite(observation):
                 raise non_finite("last observation", env, first_vector_step + step, self.num_envs)

@@ -93,7 +93,7 @@ def _make_bare(config: EnvConfig) -> GymEnv:
         # Gymnasium's checker costs a quarter of a CartPole step; `describe_spaces` has looked at the spaces already.
         return gym.make(config.id, disable_env_checker=True, **config.env_kwargs)
     except (gym.error.UnregisteredEnv, gym.error.VersionNotFound) as error:
-        raise UserError(_unknown_id(config.id, error)) from None
+        raise UserError(_unknown_id(config, error)) from None
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         raise UserError(_missing_dependency(config, error)) from None
     except Exception as error:
@@ -112,14 +112,16 @@ def _import_registering_module(module: str) -> None:
         raise UserError(f"Cannot import env.import_module={module}: {error}. Is it installed?") from None
 
 
-def _unknown_id(env_id: str, error: Exception) -> str:
-    suggestion = did_you_mean(env_id, list(gym.registry))
+def _unknown_id(config: EnvConfig, error: Exception) -> str:
+    suggestion = did_you_mean(config.id, list(gym.registry))
     if suggestion:
-        return f"Unknown environment env.id={env_id}.{suggestion}"
-    reason = _one_line(error).rstrip(".")
-    return (
-        f"Unknown environment env.id={env_id} ({reason}). If a package registers it, add env.import_module=<package>."
+        return f"Unknown environment env.id={config.id}.{suggestion}"
+    advice = (
+        "If a package registers it, add env.import_module=<package>."
+        if config.import_module is None
+        else f"Importing {config.import_module} did not register it."
     )
+    return f"Unknown environment env.id={config.id} ({_one_line(error).rstrip('.')}). {advice}"
 
 
 def _missing_dependency(config: EnvConfig, error: Exception) -> str:

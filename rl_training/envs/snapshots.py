@@ -62,7 +62,9 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
         episode = self._episode
         self._total_steps += 1
         episode.steps += 1
-        if episode.steps <= MAX_RECORDED_STEPS:
+        if episode.steps > MAX_RECORDED_STEPS:
+            episode.actions.clear()
+        else:
             # A copy, because an environment may write into the action that it is given.
             episode.actions.append(action.copy() if isinstance(action, np.ndarray) else action)
         try:
@@ -82,6 +84,10 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
     def _generator_state(self) -> dict[str, Any]:
         return dict(self.env.unwrapped.np_random.bit_generator.state)
 
+    def _episode_return(self) -> float:
+        """Return the rewards of the episode so far, which the statistics wrapper below adds up."""
+        return float(self.env.get_wrapper_attr("episode_returns"))
+
     def snapshot(self, completed_steps: int) -> dict[str, Any]:
         """Return how to come back to where `completed_steps` steps led: now, or just before a step that failed."""
         episode, generator = self._episode, self._generator_state()
@@ -91,6 +97,7 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
                 episode = self._previous_episode
             steps, actions, generator = episode.steps - 1, episode.actions[: episode.steps - 1], {}
         return {
+            "episode_return": self._episode_return() if generator else None,
             "seed": episode.seed,
             "generator_before_reset": episode.generator_before_reset,
             "generator": generator,
@@ -109,13 +116,16 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
                 raise RestoreError("it has another kind of random generator")
             self.env.unwrapped.np_random.bit_generator.state = generator_before_reset
         observation, _ = self.reset(seed=snapshot["seed"])
-        for action in actions:
+        # Training steps discrete environments with Python integers, whose arithmetic differs from that of numpy's.
+        for action in actions.tolist() if actions.ndim == 1 else actions:
             observation, _, terminated, truncated, _ = self.step(action)
             if terminated or truncated:
                 raise RestoreError("its replayed episode ended early")
         self._total_steps = snapshot["total_steps"]
         if snapshot["generator"] and not _same_state(self._generator_state(), snapshot["generator"]):
             raise RestoreError("its replayed episode used other random numbers")
+        if snapshot["generator"] and self._episode_return() != snapshot["episode_return"]:
+            raise RestoreError("its replayed episode gave other rewards")
         return observation
 
     def restart(self, seed: int, total_steps: int) -> ObsType:

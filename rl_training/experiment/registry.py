@@ -50,7 +50,10 @@ class AlgorithmSpec:
 
 def _load(reference: str) -> Any:
     module, _, attribute = reference.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except AttributeError:
+        raise UserError(f"The registered {reference} does not exist: {module} has no {attribute}.") from None
 
 
 _SPECS: dict[str, AlgorithmSpec] = {}
@@ -62,6 +65,8 @@ def register(spec: AlgorithmSpec) -> None:
         raise ValueError(f"Algorithm name {spec.name!r} must not be empty or contain an underscore.")
     if spec.name in _SPECS and _SPECS[spec.name] != spec:
         raise ValueError(f"Algorithm {spec.name!r} is already registered as {_SPECS[spec.name].train}.")
+    if spec.config_class().name != spec.name:
+        raise ValueError(f"{spec.config_class.__name__} needs a field name: str = {spec.name!r}.")
     _SPECS[spec.name] = spec
 
 

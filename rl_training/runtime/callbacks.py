@@ -86,10 +86,6 @@ def _overrides(callback: Callback, event: str) -> bool:
     return getattr(type(callback), event) is not getattr(Callback, event)
 
 
-def _key(index: int, callback: Callback) -> str:
-    return f"{index} {type(callback).__name__}"
-
-
 def _call_all(listeners: list[Callback], event: str, *arguments: Any) -> None:
     for callback in listeners:
         try:

@@ -66,15 +66,13 @@ def write_checkpoint(
     labels: Sequence[str] = (),
     journal: Mapping[str, Mapping[str, int]] | None = None,
 ) -> Path:
-    """Write a checkpoint atomically and durably; an intact one of the same step is left as it is."""
+    """Write a checkpoint atomically and durably."""
     directory = run_dir / CHECKPOINTS_DIR
     directory.mkdir(parents=True, exist_ok=True)
     target = directory / f"step_{global_step:012d}"
-    if target.exists():
-        with contextlib.suppress(CheckpointError):
-            check_checkpoint(target)
-            return target
-        quarantine(target, "torn")
+    same_step = len(list(directory.glob(f"{target.name}*")))
+    if same_step:  # the newer state of a step stands beside the older one until that is pruned
+        target = directory / f"{target.name}.{same_step:02d}"
     staging = directory / f"{_STAGING_PREFIX}{target.name}-{secrets.token_hex(3)}"
     try:
         staging.mkdir()
@@ -82,6 +80,7 @@ def write_checkpoint(
         fsync_directory(staging)
         staging.rename(target)
         fsync_directory(directory)
+        fsync_directory(run_dir)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -140,15 +139,22 @@ def _sha256(path: Path) -> str:
 def check_checkpoint(path: Path, *, journal: bool = False) -> CheckpointInfo:
     """Say what is wrong with a checkpoint, if anything is; `journal` looks at its part of the replay buffer too."""
     info, files = _read_manifest(path)
-    for name in (STATE, TENSORS, ARRAYS):
-        file, expected = path / name, files.get(name)
-        if expected is None or not file.is_file() or file.is_symlink():
-            raise CheckpointError(f"Checkpoint {path} is torn: {name} is missing.")
-        if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
-            raise CheckpointError(f"Checkpoint {path} is torn: {name} is not what was written.")
-    if journal:
-        _check_journal(info)
+    try:
+        for name in (STATE, TENSORS, ARRAYS):
+            _check_file(path, name, files.get(name))
+        if journal:
+            _check_journal(info)
+    except OSError as error:
+        raise CheckpointError(f"Checkpoint {path} is torn: {error}.") from None
     return info
+
+
+def _check_file(path: Path, name: str, expected: dict[str, Any] | None) -> None:
+    file = path / name
+    if expected is None or not file.is_file() or file.is_symlink():
+        raise CheckpointError(f"Checkpoint {path} is torn: {name} is missing.")
+    if file.stat().st_size != expected["bytes"] or _sha256(file) != expected["sha256"]:
+        raise CheckpointError(f"Checkpoint {path} is torn: {name} is not what was written.")
 
 
 def _check_journal(info: CheckpointInfo) -> None:
@@ -179,7 +185,10 @@ def _read_manifest(path: Path) -> tuple[CheckpointInfo, dict[str, Any]]:
         manifest = json.loads((path / MANIFEST).read_text())
         version = manifest["format_version"]
         if version == FORMAT_VERSION:
-            journal = {str(name): dict(entry) for name, entry in manifest["journal"].items()}
+            journal = {
+                str(name): {"bytes": int(entry["bytes"]), "crc32": int(entry["crc32"])}
+                for name, entry in manifest["journal"].items()
+            }
             if not all(_JOURNAL_NAME.fullmatch(name) for name in journal):
                 raise ValueError("it names a file outside the run directory")
             files = {
@@ -230,43 +239,49 @@ def find_checkpoint(path: Path, which: str = "last", *, to_train: bool = False, 
     if not (path / CHECKPOINTS_DIR).is_dir():
         raise UserError(f"{path} has no checkpoint yet: it ended before the first was saved. Start a new run.")
     intact, torn = [], ""
-    for candidate in checkpoint_paths(path):
+    for candidate in reversed(checkpoint_paths(path)):
         try:
             intact.append(check_checkpoint(candidate, journal=to_train))
         except CheckpointError as error:
             torn = f"{error} "
             if warn:
                 log.warning("%s It is passed over.", error)
+        if intact and which == "last":
+            break
     if not intact:
         raise CheckpointError(f"{torn}{path} has no intact checkpoint, so it cannot go on. Start a new run.")
     return _choose(intact, path, which).path
 
 
 def _choose(intact: list[CheckpointInfo], run_dir: Path, which: str) -> CheckpointInfo:
+    """Choose among intact checkpoints, newest first."""
     if which == "last":
-        return intact[-1]
+        return intact[0]
     if which == "best":
-        return next((info for info in reversed(intact) if "best" in info.labels), intact[-1])
+        return next((info for info in intact if "best" in info.labels), intact[0])
     for info in intact:
         if which in (str(info.global_step), info.path.name):
             return info
-    steps = ", ".join(str(info.global_step) for info in intact)
+    steps = ", ".join(str(info.global_step) for info in reversed(intact))
     raise UserError(f"{run_dir} has no checkpoint {which!r}. Choose best, last or one of the steps {steps}.")
 
 
 def clear_the_way(chosen: Path) -> None:
-    """Put aside what a run that goes on from `chosen` must not find again: torn checkpoints, and newer ones."""
+    """Put aside the checkpoints that are newer than the one a run goes on from, torn or not."""
     for path in checkpoint_paths(chosen.parent.parent):
-        try:
-            check_checkpoint(path, journal=True)
-        except ForeignFormatError:
-            pass
-        except CheckpointError:
-            quarantine(path, "torn")
-            continue
         if path.name > chosen.name:
-            moved = quarantine(path, "superseded")
-            log.warning("%s is newer than the checkpoint to go on from; moved to %s", path.name, moved)
+            reason = "torn" if _is_torn(path) else "superseded"
+            log.warning("%s is %s; moved to %s", path.name, reason, quarantine(path, reason))
+
+
+def _is_torn(path: Path) -> bool:
+    try:
+        check_checkpoint(path, journal=True)
+    except ForeignFormatError:
+        return False
+    except CheckpointError:
+        return True
+    return False
 
 
 def quarantine(path: Path, reason: str) -> Path:
@@ -285,8 +300,8 @@ def prune(run_dir: Path, keep_last: int) -> None:
     newest_best = [info for info in complete if "best" in info.labels][-1:]
     kept = [info for info in complete if info in complete[-keep_last:] or info in newest_best]
     for info in complete:
-        if info not in kept:
-            shutil.rmtree(info.path)
+        if info not in kept:  # renamed first, so that a kill in the middle leaves nothing that looks like a checkpoint
+            info.path.rename(info.path.with_name(f"{_STAGING_PREFIX}removed-{info.path.name}"))
     for staging in (run_dir / CHECKPOINTS_DIR).glob(f"{_STAGING_PREFIX}*"):
         shutil.rmtree(staging, ignore_errors=True)
     needed = {name for info in kept for name in info.journal}

@@ -52,7 +52,7 @@ def _tensorboard_rows(directory: Path) -> list[dict[str, Any]]:
 
 
 def _checkpoint_difference(first: Path, second: Path) -> str | None:
-    if first.name != second.name:
+    if check_checkpoint(first).global_step != check_checkpoint(second).global_step:
         return f"the last checkpoints are {first.name} and {second.name}"
     leaves, others = dict(_leaves(read_checkpoint(first), "")), dict(_leaves(read_checkpoint(second), ""))
     for path in {**leaves, **others}:

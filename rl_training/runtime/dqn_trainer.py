@@ -85,7 +85,6 @@ def train_dqn(
             # Update
             updates_due = crossings(before, session.global_step, algo.train_every)
             if updates_due:
-                replay.check_finite(since=session.phase_start)
                 session.end_collect()
             if updates_due and session.global_step > algo.learning_starts:
                 metrics = [

@@ -37,7 +37,8 @@ def evaluate_agent(
                 observation, _ = env.reset(seed=seed + episode)
                 episode_return, length, ended = 0.0, 0, False
                 while not ended:
-                    action = agent.act(normalizer.observations(encode(np.expand_dims(observation, 0))))[0]
+                    actions = agent.act(normalizer.observations(encode(np.expand_dims(observation, 0))))
+                    action = actions.item() if actions.ndim == 1 else actions[0]
                     observation, reward, terminated, truncated, _ = env.step(action)
                     episode_return += float(reward)
                     length += 1

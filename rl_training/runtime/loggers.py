@@ -3,9 +3,11 @@
 A checkpoint records how long each file was; a resumed run cuts them back to that, so that no row stands twice.
 """
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -88,8 +90,8 @@ class TensorBoard:
     def _open(self) -> None:
         """Start a file of this process; TensorBoard reads the event files of a directory in order of name."""
         self._path.mkdir(exist_ok=True)
-        part = len(list(self._path.glob("events.out.tfevents.*")))
-        self._file = (self._path / f"events.out.tfevents.{part:04d}").open("xb")
+        parts = [int(path.suffix[1:]) for path in self._path.glob("events.out.tfevents.*")]
+        self._file = (self._path / f"events.out.tfevents.{max(parts, default=-1) + 1:04d}").open("xb")
         self._append(file_version="brain.Event:2")
 
     def sync(self) -> None:
@@ -116,17 +118,22 @@ class MetricsWriter:
 
     def write(self, step: int, metrics: dict[str, float]) -> None:
         """Append one row everywhere."""
-        try:
+        with self._naming_the_directory():
             for sink in self._sinks:
                 sink.write(step, metrics)
-        except OSError as error:
-            raise UserError(
-                f"Cannot write metrics in {self._run_dir}: {error.strerror or error}. Make room and resume."
-            ) from error
 
     def write_evaluation(self, step: int, evaluation: dict[str, Any]) -> None:
         """Append what is needed to play an evaluation again, and what it gave."""
-        self._evaluations.write(step, evaluation)
+        with self._naming_the_directory():
+            self._evaluations.write(step, evaluation)
+
+    @contextlib.contextmanager
+    def _naming_the_directory(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise UserError(f"Cannot write metrics in {self._run_dir}: {reason}. Make room and resume.") from error
 
     def lengths(self) -> dict[str, int]:
         """Return how much of every file is safe on disk, by its path in the run directory."""
@@ -135,9 +142,10 @@ class MetricsWriter:
         return {path.relative_to(self._run_dir).as_posix(): path.stat().st_size for path in _files(self._run_dir)}
 
     def close(self) -> None:
-        """Close every file."""
+        """Close every file; what a full disk did not take was reported when it was written."""
         for sink in (*self._sinks, self._evaluations):
-            sink.close()
+            with contextlib.suppress(OSError):
+                sink.close()
 
 
 def _files(run_dir: Path) -> list[Path]:

@@ -83,13 +83,13 @@ def train_ppo(
                 )
                 observations = normalizer.observations(step.observations)
                 session.record_step(step)
-                session.save_if_asked()
+                if not rollout.full:
+                    session.save_if_asked()
             if not rollout.full:
                 break  # leaving early: the part that is collected goes into the checkpoint
             session.end_collect()
 
             # Update
-            rollout.check_finite(session.vector_step - rollout.num_steps, observations)
             clip_range = scheduled(algo.clip_range, algo.clip_range_schedule, session.progress_before)
             learning_rate = scheduled(algo.learning_rate, algo.learning_rate_schedule, session.progress_before)
             estimate_advantages(agent, rollout, torch.from_numpy(observations))

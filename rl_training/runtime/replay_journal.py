@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.data.replay_buffer import ReplayBuffer
-from rl_training.runtime.checkpointing import JOURNAL_DIR
+from rl_training.runtime.checkpointing import JOURNAL_DIR, CheckpointError
 from rl_training.runtime.system import fsync_directory
 
 SEGMENTS_PER_BUFFER = 16
@@ -60,6 +60,10 @@ class ReplayJournal:
             **self._replay.counters(),
             "segments": [[segment.first, segment.rows, segment.crc32] for segment in self._segments],
         }
+
+    def check_finite(self, since: int) -> None:
+        """Refuse NaN and infinity in the transitions added since env step `since`."""
+        self._replay.check_finite(since)
 
     def files(self) -> dict[str, dict[str, int]]:
         """Return the files that the last `state_dict` relies on: how many bytes of each, and their crc32."""
@@ -108,4 +112,6 @@ class ReplayJournal:
         dtype = self._replay.row_dtype
         for segment in self._segments:
             rows = np.fromfile(self._run_dir / segment.name, dtype, count=segment.rows)
+            if len(rows) != segment.rows:
+                raise CheckpointError(f"{segment.name} holds {len(rows)} transitions instead of {segment.rows}.")
             self._replay.unpack(segment.first, rows)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import threadpoolctl
 import torch
 from omegaconf import OmegaConf
 
@@ -27,12 +28,12 @@ from rl_training.networks.linear import matmul_library
 from rl_training.runtime.checkpointing import clear_the_way, prune, read_checkpoint, write_checkpoint
 from rl_training.runtime.loggers import MetricsWriter, cut_back
 from rl_training.runtime.state_tree import split
-from rl_training.runtime.system import RunLock, cpu_name, keep_freed_memory
+from rl_training.runtime.system import RunLock, cpu_name, keep_freed_memory, write_durably
 from rl_training.runtime.trainer import Journaled, Stateful
 from rl_training.seeding import derive_seed
 
 CONFIG_FILE, METADATA_FILE = "config.yaml", "metadata.json"
-_PACKAGES = ("torch", "gymnasium", "numpy", "hydra-core", "omegaconf")
+_PACKAGES = ("gymnasium", "numpy", "hydra-core", "omegaconf", "mujoco", "Box2D")
 
 log = logging.getLogger(__name__)
 
@@ -85,10 +86,20 @@ def default_run_dir(config: TrainConfig) -> Path:
 def prepare_process(config: TrainConfig) -> torch.device:
     """Set threads and seed the global generators as the config says, and return its device."""
     device = resolve_device(config.device.kind)
-    torch.set_num_threads(config.device.threads)
+    limit_threads(config.device.threads)
+    if device.type == "cuda":
+        # Without these, sums on a GPU may be added in another order each time.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.use_deterministic_algorithms(True)
     keep_freed_memory()
     _seed_global_generators(config.seed)
     return device
+
+
+def limit_threads(threads: int) -> None:
+    """Limit the threads of torch and of numpy's BLAS, which would otherwise give other bits on another machine."""
+    torch.set_num_threads(threads)
+    threadpoolctl.threadpool_limits(limits=threads, user_api="blas")
 
 
 def create_training_run(
@@ -110,7 +121,7 @@ def create_training_run(
         if checkpoint is None:
             if (run_dir / CONFIG_FILE).exists():
                 raise UserError(f"{run_dir} already holds a run; resume it, or choose another directory.")
-            OmegaConf.save(OmegaConf.create(serialize_train_config(config)), run_dir / CONFIG_FILE)
+            write_durably(run_dir / CONFIG_FILE, _config_yaml(config))
             _write_run_card(run_dir, _new_run_card(config, device))
     except OSError as error:
         lock.release()
@@ -123,6 +134,13 @@ def create_training_run(
     return TrainingRun(config, run_dir, device, writer, lock, checkpoint, restored)
 
 
+def require_free(run_dir: Path) -> None:
+    """Refuse a run directory that another process is training in, before looking at what that process may change."""
+    holder = RunLock(run_dir / ".lock").holder()
+    if holder is not None:
+        raise _in_use(run_dir, holder)
+
+
 def _unwritable(run_dir: Path, error: OSError) -> UserError:
     return UserError(f"Cannot write the run directory {run_dir}: {error.strerror or error}.")
 
@@ -131,8 +149,12 @@ def _locked(run_dir: Path) -> RunLock:
     lock = RunLock(run_dir / ".lock")
     holder = lock.acquire()
     if holder is not None:
-        raise UserError(f"{run_dir} is in use by process {holder}; wait for it to end, or stop it.")
+        raise _in_use(run_dir, holder)
     return lock
+
+
+def _in_use(run_dir: Path, holder: int) -> UserError:
+    return UserError(f"{run_dir} is in use by process {holder}; wait for it to end, or stop it.")
 
 
 def _seed_global_generators(seed: int) -> None:
@@ -142,9 +164,13 @@ def _seed_global_generators(seed: int) -> None:
     torch.manual_seed(derive_seed(seed, "torch"))
 
 
+def _config_yaml(config: TrainConfig) -> str:
+    return OmegaConf.to_yaml(OmegaConf.create(serialize_train_config(config)))
+
+
 def saved_config_file(run_dir: Path) -> Path:
     """Return the config that the run last used: that of its newest resume, or the original one."""
-    resumes = sorted((run_dir / "resumes").glob("*.yaml"))
+    resumes = sorted((run_dir / "resumes").glob("[0-9]*.yaml"), key=lambda path: int(path.stem))
     return resumes[-1] if resumes else run_dir / CONFIG_FILE
 
 
@@ -155,9 +181,12 @@ def begin_resumed_run(run: TrainingRun, reasons: Sequence[str]) -> None:
     """
     assert run.restored is not None
     assert run.checkpoint is not None
-    _record_resume(run, reasons)
-    cut_back(run.run_dir, run.restored["metric_files"])
-    clear_the_way(run.checkpoint)
+    try:
+        _record_resume(run, reasons)
+        cut_back(run.run_dir, run.restored["metric_files"])
+        clear_the_way(run.checkpoint)
+    except OSError as error:
+        raise _unwritable(run.run_dir, error) from error
 
 
 def _record_resume(run: TrainingRun, reasons: Sequence[str]) -> None:
@@ -165,7 +194,7 @@ def _record_resume(run: TrainingRun, reasons: Sequence[str]) -> None:
     records = run_dir / "resumes"
     records.mkdir(exist_ok=True)
     number = len(list(records.glob("*.yaml"))) + 1
-    OmegaConf.save(OmegaConf.create(serialize_train_config(config)), records / f"{number:03d}.yaml")
+    write_durably(records / f"{number:03d}.yaml", _config_yaml(config))
     card = read_run_card(run_dir)
     assert run.restored is not None
     record = {
@@ -187,8 +216,9 @@ def numeric_platform(config: TrainConfig, device: torch.device) -> dict[str, str
     """Return what the bits of a run depend on besides its config and seed."""
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
-        **{name: _version(name) or "?" for name in ("torch", "numpy", "gymnasium")},
-        "device": str(device),
+        "torch": torch.__version__,
+        **{name: _version(name) or "?" for name in ("numpy", "gymnasium")},
+        "device": torch.cuda.get_device_name() if device.type == "cuda" else str(device),
         "threads": str(config.device.threads),
         "matrix products": matmul_library(),
         "cpu": cpu_name(),
@@ -221,7 +251,7 @@ def _new_run_card(config: TrainConfig, device: torch.device) -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "rl_training": __version__,
-        "packages": {name: _version(name) for name in _PACKAGES},
+        "packages": {"torch": torch.__version__, **{name: _version(name) for name in _PACKAGES}},
     }
 
 
@@ -267,9 +297,7 @@ def update_run_card(run_dir: Path, **entries: Any) -> None:
 
 
 def _write_run_card(run_dir: Path, card: dict[str, Any]) -> None:
-    staging = run_dir / f".{METADATA_FILE}.staging"
-    staging.write_text(json.dumps(card, indent=2) + "\n")
-    staging.replace(run_dir / METADATA_FILE)
+    write_durably(run_dir / METADATA_FILE, json.dumps(card, indent=2) + "\n")
 
 
 def save_training_checkpoint(

@@ -4,6 +4,7 @@ A trainer tells the session what happened (a step, the end of a collect phase, a
 session counts, logs, evaluates, saves, calls back and decides whether to go on.
 """
 
+import contextlib
 import logging
 import math
 import signal
@@ -20,6 +21,7 @@ from torch import Tensor
 from rl_training.envs.normalization import Normalizer
 from rl_training.envs.training_envs import EnvStep, Episode, TrainingEnvs
 from rl_training.errors import EnvironmentFailure, NonFiniteError, UserError
+from rl_training.numerics import require_finite
 from rl_training.runtime.callbacks import Callback, CallbackList, standard_callbacks
 from rl_training.runtime.evaluation import evaluate_agent
 from rl_training.runtime.run_utils import (
@@ -30,11 +32,12 @@ from rl_training.runtime.run_utils import (
     save_training_checkpoint,
     update_run_card,
 )
-from rl_training.runtime.system import Signals
+from rl_training.runtime.system import Signals, launcher
 from rl_training.runtime.trainer import (
     Agent,
     CollectResult,
     EvalResult,
+    Experience,
     Stateful,
     TrainerState,
     TrainResult,
@@ -74,7 +77,7 @@ class TrainingSession:
     ) -> None:
         """Bring the parts together; a restored checkpoint is handed back to each of them."""
         self.state = TrainerState(config=run.config, run_dir=run.run_dir, agent=agent)
-        self._run, self._envs, self._normalizer = run, envs, normalizer
+        self._run, self._envs, self._normalizer, self._data = run, envs, normalizer, data
         self._callbacks = CallbackList([*standard_callbacks(run.config), *callbacks])
         self._signals = Signals()
         self._catching = self._signals.caught()
@@ -139,7 +142,9 @@ class TrainingSession:
         if isinstance(error, EnvironmentFailure) and self.state.global_step:
             path = self._save()
             error.args = (f"{error}. The state before it is saved as {path.name}; resume= goes on from there.",)
-        update_run_card(self.state.run_dir, status="failed", error=f"{type(error).__name__}: {error}")
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        with contextlib.suppress(OSError):  # a full disk must not hide what happened
+            update_run_card(self.state.run_dir, status=status, error=f"{type(error).__name__}: {error}")
 
     @property
     def resumed(self) -> bool:
@@ -162,19 +167,16 @@ class TrainingSession:
         return self._iteration_start / self.state.config.total_timesteps
 
     @property
-    def phase_start(self) -> int:
-        """Return the global step at which the current collect phase began."""
-        return self._phase_start
-
-    @property
     def done(self) -> bool:
-        """Whether the budget is spent or a callback asked to stop."""
-        return self.state.global_step >= self.state.config.total_timesteps or self.state.stop_reason is not None
+        """Whether the budget is spent, which only the end of an iteration decides, or a callback asked to stop."""
+        spent = self._iteration_start >= self.state.config.total_timesteps
+        return spent or self.state.stop_reason is not None
 
     @property
     def leaving(self) -> bool:
         """Whether to save and leave at the next step: a signal came, or `stop_at_step` is reached."""
-        return self._signals.stop is not None or self.state.paused
+        stop_at_step = self.state.config.stop_at_step
+        return self._signals.stop is not None or (stop_at_step is not None and self.state.global_step >= stop_at_step)
 
     @property
     def running(self) -> bool:
@@ -189,8 +191,15 @@ class TrainingSession:
             self._finished_episodes.extend(step.episodes)
             self._phase_episodes.extend(step.episodes)
 
+    def check_finite(self) -> None:
+        """Refuse NaN and infinity in what was collected since the last update."""
+        if isinstance(self._data, Experience):
+            self._data.check_finite(self._phase_start)
+        require_finite("observation", self._envs.observations[None], self.vector_step - 1, self._envs.num_envs)
+
     def end_collect(self) -> None:
-        """Tell callbacks that a collect phase is complete."""
+        """Check what a collect phase has brought, and tell callbacks that it is complete."""
+        self.check_finite()
         if self._callbacks.on_collect_end is not None:
             env_steps = self.state.global_step - self._phase_start
             self._callbacks.on_collect_end(self.state, CollectResult(env_steps, tuple(self._phase_episodes)))
@@ -223,7 +232,7 @@ class TrainingSession:
             self._write_row(row)
         if evaluation is not None:
             self._announce(evaluation)
-        if self.state.checkpoint_requested or self._checkpoint_due(before, after):
+        if not self.done and (self.state.checkpoint_requested or self._checkpoint_due(before, after)):
             self._save()
 
     def _anything_due(self, step: int) -> bool:
@@ -248,6 +257,7 @@ class TrainingSession:
             self._close_run_card("interrupted")
             raise self._interruption(self._signals.stop)
         else:
+            self.state.paused = True
             self._close_run_card("paused")
         if self._callbacks.on_train_end is not None:
             self._callbacks.on_train_end(self.state, result)
@@ -263,9 +273,10 @@ class TrainingSession:
             self._announce(evaluation)
 
     def _interruption(self, received: signal.Signals) -> TrainingInterrupted:
+        log.info("%s: saved and left at step %d", received.name, self.state.global_step)
         message = (
             f"{received.name}: saved at step {self.state.global_step:,}. Continue with: "
-            f"python -m rl_training.train resume={_shortest_path(self.state.run_dir)}"
+            f"{launcher()} resume={_shortest_path(self.state.run_dir)}"
         )
         return TrainingInterrupted(message, 128 + received.value)
 
@@ -314,14 +325,18 @@ class TrainingSession:
 
     def _evaluate(self) -> EvalResult:
         config = self.state.config.eval
-        evaluation = evaluate_agent(
-            self.state.agent,
-            self.state.config,
-            self._normalizer,
-            episodes=config.episodes,
-            seed=config.seed,
-            global_step=self.state.global_step,
-        )
+        try:
+            evaluation = evaluate_agent(
+                self.state.agent,
+                self.state.config,
+                self._normalizer,
+                episodes=config.episodes,
+                seed=config.seed,
+                global_step=self.state.global_step,
+            )
+        except EnvironmentFailure as error:
+            # Not a failure of the training environments: there is no state between two steps to save.
+            raise UserError(f"In the evaluation at step {self.state.global_step:,}: {error}") from error
         self._run.writer.write_evaluation(self.state.global_step, evaluation.record())
         return evaluation
 
@@ -343,6 +358,7 @@ class TrainingSession:
         return config.every_seconds is not None and time.monotonic() - self._last_saved >= config.every_seconds
 
     def _save(self) -> Path:
+        self.check_finite()
         labels = sorted(self.state.checkpoint_labels)
         self.state.checkpoint_labels.clear()
         self.state.checkpoint_requested = self._signals.save_requested = False

@@ -2,9 +2,11 @@
 
 import contextlib
 import ctypes
+import errno
 import functools
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +14,13 @@ from types import FrameType
 from typing import IO
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+
+def launcher() -> str:
+    """Return what the user typed to train, so that a hint can be pasted."""
+    if "RL_LAUNCHER" in os.environ:
+        return os.environ["RL_LAUNCHER"]
+    return "rl-train" if Path(sys.argv[0]).stem == "rl-train" else "python -m rl_training.train"
 
 
 def pin_threads(threads: int) -> None:
@@ -25,7 +34,7 @@ def keep_freed_memory() -> None:
     mmap_threshold, trim_threshold, top_pad = -3, -1, -2  # the numbers of M_MMAP_THRESHOLD and so on in malloc.h
     with contextlib.suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL("libc.so.6").mallopt
-        for parameter, value in ((mmap_threshold, 1 << 30), (trim_threshold, 1 << 30), (top_pad, 1 << 26)):
+        for parameter, value in ((mmap_threshold, 1 << 25), (trim_threshold, 1 << 30), (top_pad, 1 << 26)):
             mallopt(parameter, value)
 
 
@@ -66,6 +75,17 @@ def cpu_vendor_and_flags() -> tuple[str, frozenset[str]]:
     return fields.get("vendor_id", ""), frozenset(fields.get("flags", "").split())
 
 
+def write_durably(path: Path, text: str) -> None:
+    """Replace a small file so that a reader finds the old or the new text, also after a power cut."""
+    staging = path.with_name(f".{path.name}.staging")
+    with staging.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    staging.replace(path)
+    fsync_directory(path.parent)
+
+
 def fsync_directory(directory: Path) -> None:
     """Make renames in a directory survive a power cut; Windows has no such call and needs none."""
     if os.name == "nt":
@@ -87,24 +107,41 @@ class RunLock:
     def acquire(self) -> int | None:
         """Take the lock and return None, or return the process id of whoever holds it."""
         file = self._path.open("a+")
-        try:
-            _lock_file(file)
-        except OSError:
-            file.seek(0)
-            holder = file.read().strip()
+        holder = _try_lock(file)
+        if holder is not None:
             file.close()
-            return int(holder) if holder.isdigit() else 0
+            return holder
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         self._file = file
         return None
 
+    def holder(self) -> int | None:
+        """Return the process id of whoever holds the lock, or None; changes nothing."""
+        if not self._path.exists():
+            return None
+        with self._path.open("a+") as file:
+            return _try_lock(file)
+
     def release(self) -> None:
         """Give the lock back; closing the file does it."""
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _try_lock(file: IO[str]) -> int | None:
+    """Lock an open file and return None, or return the process id that its owner wrote into it."""
+    try:
+        _lock_file(file)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN, errno.EDEADLK):
+            raise  # this file system has no locks
+        file.seek(0)
+        text = file.read().strip()
+        return int(text) if text.isdigit() else 0
+    return None
 
 
 def _lock_file(file: IO[str]) -> None:
@@ -133,7 +170,7 @@ class Signals:
 
     def _on_stop(self, number: int, frame: FrameType | None) -> None:
         if self.stop is not None:
-            raise KeyboardInterrupt(f"second signal ({signal.Signals(number).name})")
+            raise KeyboardInterrupt(f"second {signal.Signals(number).name}: left at once, without saving")
         self.stop = signal.Signals(number)
 
     def _on_save(self, number: int, frame: FrameType | None) -> None:

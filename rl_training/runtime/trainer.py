@@ -56,6 +56,15 @@ class Stateful(Protocol):
 
 
 @runtime_checkable
+class Experience(Protocol):
+    """A rollout or replay buffer that can look for bad numbers in itself."""
+
+    def check_finite(self, since: int) -> None:
+        """Refuse NaN and infinity in what was collected since env step `since`."""
+        ...
+
+
+@runtime_checkable
 class Journaled(Protocol):
     """A part whose state lies partly in append-only files of the run directory."""
 
@@ -86,6 +95,8 @@ class TrainerState:
     metrics: dict[str, float] = field(default_factory=dict)
     """The newest value of every metric."""
     stop_reason: str | None = None
+    paused: bool = False
+    """Whether the run leaves before its end because of `stop_at_step`."""
     checkpoint_labels: set[str] = field(default_factory=set)
     checkpoint_requested: bool = False
 
@@ -94,13 +105,6 @@ class TrainerState:
         """Return the share of the budget that is spent, in [0, 1]."""
         total = self.config.total_timesteps
         return min(1.0, self.global_step / total) if total else 1.0
-
-    @property
-    def paused(self) -> bool:
-        """Whether the run leaves before its end because of `stop_at_step`."""
-        stop_at_step = self.config.stop_at_step
-        finished = self.global_step >= self.config.total_timesteps or self.stop_reason is not None
-        return stop_at_step is not None and self.global_step >= stop_at_step and not finished
 
     def request_stop(self, reason: str) -> None:
         """Ask the trainer to finish after this iteration; the first reason is kept."""

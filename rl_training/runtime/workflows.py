@@ -17,7 +17,9 @@ from rl_training.runtime.checkpointing import CHECKPOINTS_DIR, check_checkpoint,
 from rl_training.runtime.evaluation import evaluate_agent
 from rl_training.runtime.loggers import read_evaluations
 from rl_training.runtime.run_utils import (
+    limit_threads,
     read_run_card,
+    require_free,
     resolve_device,
     saved_config_file,
     serialize_train_config,
@@ -34,13 +36,17 @@ RESUMABLE_CHANGES = (
 )
 
 
+# Training chooses its best checkpoint by the episodes from eval.seed on; an honest evaluation plays others.
+FRESH_SEEDS = 100_000
+
+
 def locate_run(path: Path) -> Path:
     """Return the run directory of a run directory or of one of its checkpoints."""
     path = path.expanduser().resolve()
     if not path.is_dir():
         raise UserError(f"{path} does not exist; name a run directory such as outputs/ppo/cartpole/<time>-<id>.")
     # checkpoints/step_…, or checkpoints/superseded/step_…
-    run_dir = next((parent.parent for parent in (path.parent, path.parents[1]) if parent.name == CHECKPOINTS_DIR), path)
+    run_dir = next((parent.parent for parent in [*path.parents][:2] if parent.name == CHECKPOINTS_DIR), path)
     if not saved_config_file(run_dir).is_file():
         raise UserError(f"{path} is not a run directory: it has no config.yaml.")
     return run_dir
@@ -61,7 +67,10 @@ def evaluate_checkpoint(
     seed: int | None = None,
     on_episode: Callable[[int], None] | None = None,
 ) -> EvalResult:
-    """Play seeded deterministic episodes with a checkpoint of a run ("best", "last", a step), or with `path` itself."""
+    """Play seeded deterministic episodes with a checkpoint of a run ("best", "last", a step), or with `path` itself.
+
+    By default these are not the episodes that training evaluates on, since those have chosen the best checkpoint.
+    """
     run_dir = locate_run(Path(path))
     return _play(run_dir, find_checkpoint(Path(path), checkpoint), episodes, seed, on_episode)
 
@@ -87,7 +96,7 @@ def _play(
     run_dir: Path, checkpoint: Path, episodes: int, seed: int | None, on_episode: Callable[[int], None] | None
 ) -> EvalResult:
     config = load_run_config(run_dir)
-    torch.set_num_threads(config.device.threads)
+    limit_threads(config.device.threads)
     state = read_checkpoint(checkpoint)
     observation, actions = probe_spaces(config.env)
     build_agent = registry.get(config.algo.name).load_build_agent()
@@ -100,7 +109,7 @@ def _play(
         config,
         normalizer,
         episodes=episodes,
-        seed=config.eval.seed if seed is None else seed,
+        seed=config.eval.seed + FRESH_SEEDS if seed is None else seed,
         global_step=state["session"]["global_step"],
         on_episode=on_episode,
     )
@@ -129,15 +138,35 @@ def resume_training(
         config = dataclasses.replace(saved, stop_at_step=None)  # it belongs to one launch
     else:
         check_resumable(saved, config)
-    checkpoint = find_checkpoint(path, to_train=True)
+    checkpoint = checkpoint_to_continue(path, config)
+    if (step := finished_step(path, checkpoint, config)) is not None:
+        raise UserError(f"{run_dir} is finished at step {step:,}; a larger total_timesteps goes further.")
     train = registry.get(config.algo.name).load_train()
     return train(config, run_dir=run_dir, callbacks=callbacks, checkpoint=checkpoint)
 
 
-def finished_step(path: Path) -> int | None:
-    """Return the step at which a run finished, or None if it has more to do."""
-    card = read_run_card(locate_run(path))
-    return int(card["global_step"]) if card.get("status") == "finished" else None
+def checkpoint_to_continue(path: Path, config: TrainConfig, *, warn: bool = True) -> Path:
+    """Return the checkpoint from which a run can go on, or say why it cannot."""
+    run_dir = locate_run(path)
+    require_free(run_dir)
+    if path.expanduser().resolve().parent not in (run_dir.parent, run_dir / CHECKPOINTS_DIR):
+        raise UserError(f"{path} was put aside, and its replay buffer may be gone. Resume {run_dir} instead.")
+    checkpoint = find_checkpoint(path, to_train=True, warn=warn)
+    reached = check_checkpoint(checkpoint).global_step
+    if config.total_timesteps < min(reached, load_run_config(run_dir).total_timesteps):
+        raise UserError(f"total_timesteps={config.total_timesteps} lies before step {reached}, where the run stands.")
+    return checkpoint
+
+
+def finished_step(path: Path, checkpoint: Path, config: TrainConfig) -> int | None:
+    """Return the step at which a run came to its end, or None if it has more to do from this checkpoint."""
+    run_dir = locate_run(path)
+    card = read_run_card(run_dir)
+    if card.get("status") != "finished" or path.expanduser().resolve() != run_dir:
+        return None
+    at_the_end = check_checkpoint(checkpoint).global_step == card["global_step"]
+    more = config.total_timesteps > load_run_config(run_dir).total_timesteps
+    return int(card["global_step"]) if at_the_end and not more else None
 
 
 def check_resumable(saved: TrainConfig, config: TrainConfig) -> None:

@@ -1,0 +1,66 @@
+"""The help of the training command: every setting of the chosen groups with its value, its range and its meaning."""
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+from rl_training.config import TrainConfig
+from rl_training.config.conversion import conf_dir, plain
+
+_BOUND_SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
+
+
+def training_help(config: TrainConfig, launcher: str) -> str:
+    """Return the help text for a composed config."""
+    groups = "\n".join(f"  {group:<9} {_choices(group)}" for group in ("algo", "env", "device", "logging"))
+    presets = _choices("tuned")
+    settings = "\n".join(_settings(config, ""))
+    return f"""Train a reinforcement-learning agent. Any setting can be given as key=value.
+
+Groups (choose one of each: algo=sac env=pendulum)
+{groups}
+  env=gym takes any Gymnasium environment: env=gym env.id=MyEnv-v0 [env.import_module=my_package]
+  tuned     chosen by algo and env where there is a preset ({presets})
+
+Examples
+  {launcher} algo=sac env=pendulum
+  {launcher} algo=ppo env=cartpole algo.learning_rate=1e-4 'algo.hidden_sizes=[64,64]' env.num_envs=8
+  {launcher} -m algo=ppo,dqn env=cartpole seed=1,2,3      one run for each combination
+  {launcher} resume=outputs/sac/pendulum/<run>            continue an interrupted run
+  {launcher} resume=outputs/sac/pendulum/<run> total_timesteps=200000
+
+Settings, with their values for algo={config.algo.name} env={config.env.name} (add algo=… env=… to see others)
+{settings}
+
+Flags
+  -m           sweep over comma-separated values
+  --cfg job    print the composed config and leave
+  --hydra-help what Hydra itself offers"""
+
+
+def _choices(group: str) -> str:
+    return ", ".join(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
+
+
+def _settings(section: Any, prefix: str) -> Iterator[str]:
+    """Yield a line for each field; sections come after the plain fields of the same level."""
+    fields = dataclasses.fields(section)
+    for field in fields:
+        value = getattr(section, field.name)
+        if "meaning" in field.metadata:
+            yield _setting(f"{prefix}{field.name}", value, field.metadata)
+    for field in fields:
+        value = getattr(section, field.name)
+        if dataclasses.is_dataclass(value):
+            yield from _settings(value, f"{prefix}{field.name}.")
+
+
+def _setting(key: str, value: Any, metadata: Any) -> str:
+    shown = "null" if value is None else str(plain(value)).lower() if isinstance(value, bool) else str(plain(value))
+    limits = [f"{_BOUND_SIGNS[name]} {bound:g}" for name, bound in metadata.get("bounds", {}).items()]
+    if isinstance(value, Enum):
+        limits = [", ".join(type(value).__members__)]
+    meaning = metadata["meaning"] + (f" [{', '.join(limits)}]" if limits else "")
+    return textwrap.fill(meaning, 120, initial_indent=f"  {f'{key}={shown}':<38} ", subsequent_indent=" " * 41)
