@@ -54,7 +54,7 @@ def cli() -> None:
 def find_difference(overrides: list[str], steps: int, kills: int, directory: Path) -> str | None:
     """Make the three runs and return their first difference, or None."""
     from rl_training.runtime.comparison import first_difference
-    from rl_training.runtime.run_utils import read_run_card
+    from rl_training.runtime.run_card import read_run_card
 
     # None of these settings touches what is learned; rows are dense so that a difference is found near where it began.
     command = [sys.executable, "-m", "rl_training.train", *overrides, f"stop_at_step={steps}"]

@@ -28,7 +28,7 @@ from rl_training.runtime.checkpointing import (
     read_checkpoint,
 )
 from rl_training.runtime.comparison import first_difference
-from rl_training.runtime.run_utils import read_run_card
+from rl_training.runtime.run_card import read_run_card
 from rl_training.runtime.workflows import resume_training
 
 ALGORITHMS = ["ppo", "dqn", "sac"]

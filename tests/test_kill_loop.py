@@ -14,7 +14,7 @@ from cli_helpers import command_environment
 
 from rl_training.runtime.checkpointing import checkpoint_paths
 from rl_training.runtime.comparison import first_difference
-from rl_training.runtime.run_utils import read_run_card
+from rl_training.runtime.run_card import read_run_card
 
 # Each trains for some seconds; checkpoints are frequent so that kills fall into every part of a save as well.
 RUNS = {

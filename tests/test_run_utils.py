@@ -18,21 +18,19 @@ import rl_training
 from rl_training.config import DeviceKind
 from rl_training.config.conversion import load_yaml, typed_config
 from rl_training.errors import NonFiniteError, UserError
-from rl_training.runtime import run_utils
+from rl_training.runtime import run_card as run_card_module
 from rl_training.runtime.checkpointing import CheckpointError, read_checkpoint
+from rl_training.runtime.run_card import numeric_platform, platform_changes, read_run_card, update_run_card
 from rl_training.runtime.run_utils import (
     begin_resumed_run,
     create_training_run,
     default_run_dir,
-    platform_changes,
     prepare_process,
-    read_run_card,
     resolve_device,
     restore_training_state,
     save_training_checkpoint,
     saved_config_file,
     serialize_train_config,
-    update_run_card,
 )
 from rl_training.runtime.system import RunLock
 
@@ -318,10 +316,10 @@ def test_a_resume_that_is_not_exact_says_why_in_the_run_card(run):
 
 def test_another_machine_is_noticed(run, monkeypatch):
     path = interrupted_after(run, 7)
-    monkeypatch.setattr(run_utils, "cpu_name", lambda: "another cpu")
+    monkeypatch.setattr(run_card_module, "cpu_name", lambda: "another cpu")
     resumed = create_training_run(run.config, run.run_dir, path)
     resumed.close()
-    (change,) = platform_changes(resumed)
+    (change,) = platform_changes(resumed.restored["platform"], numeric_platform(resumed.config, resumed.device))
     assert change.startswith("cpu was ")
     assert change.endswith(" and is another cpu")
 

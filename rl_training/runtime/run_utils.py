@@ -1,17 +1,12 @@
 """What every trainer needs before and around its loop, once: device, seeds, run directory, run card, checkpoints."""
 
-import json
 import logging
 import os
-import platform
 import random
 import secrets
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,20 +15,18 @@ import threadpoolctl
 import torch
 from omegaconf import OmegaConf
 
-from rl_training import __version__
 from rl_training.config import DeviceKind, TrainConfig
 from rl_training.config.conversion import plain
 from rl_training.errors import NonFiniteError, UserError
-from rl_training.networks.linear import matmul_library
 from rl_training.runtime.checkpointing import clear_the_way, prune, read_checkpoint, write_checkpoint
 from rl_training.runtime.loggers import MetricsWriter, cut_back
+from rl_training.runtime.run_card import add_resume, new_run_card, numeric_platform
 from rl_training.runtime.state_tree import split
-from rl_training.runtime.system import RunLock, cpu_name, keep_freed_memory, write_durably
+from rl_training.runtime.system import RunLock, keep_freed_memory, write_durably
 from rl_training.runtime.trainer import Journaled, Stateful
 from rl_training.seeding import derive_seed
 
-CONFIG_FILE, METADATA_FILE = "config.yaml", "metadata.json"
-_PACKAGES = ("gymnasium", "numpy", "hydra-core", "omegaconf", "mujoco", "Box2D")
+CONFIG_FILE = "config.yaml"
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +115,7 @@ def create_training_run(
             if (run_dir / CONFIG_FILE).exists():
                 raise UserError(f"{run_dir} already holds a run; resume it, or choose another directory.")
             write_durably(run_dir / CONFIG_FILE, _config_yaml(config))
-            _write_run_card(run_dir, _new_run_card(config, device))
+            new_run_card(run_dir, config, device)
     except OSError as error:
         lock.release()
         raise _unwritable(run_dir, error) from None
@@ -182,122 +175,25 @@ def begin_resumed_run(run: TrainingRun, reasons: Sequence[str]) -> None:
     assert run.restored is not None
     assert run.checkpoint is not None
     try:
-        _record_resume(run, reasons)
+        _keep_config(run.config, run.run_dir)
+        add_resume(
+            run.run_dir,
+            from_step=run.restored["session"]["global_step"],
+            total_timesteps=run.config.total_timesteps,
+            reasons=reasons,
+        )
         cut_back(run.run_dir, run.restored["metric_files"])
         clear_the_way(run.checkpoint)
     except OSError as error:
         raise _unwritable(run.run_dir, error) from error
 
 
-def _record_resume(run: TrainingRun, reasons: Sequence[str]) -> None:
-    config, run_dir = run.config, run.run_dir
+def _keep_config(config: TrainConfig, run_dir: Path) -> None:
+    """Keep the config of this resume beside the original one."""
     records = run_dir / "resumes"
     records.mkdir(exist_ok=True)
     number = len(list(records.glob("*.yaml"))) + 1
     write_durably(records / f"{number:03d}.yaml", _config_yaml(config))
-    card = read_run_card(run_dir)
-    assert run.restored is not None
-    record = {
-        "from_step": run.restored["session"]["global_step"],
-        "total_timesteps": config.total_timesteps,
-        "started": _now(),
-        "command": _command(),
-        "exact": not reasons,
-    }
-    card.setdefault("resumes", []).append(record)
-    card["status"] = "running"
-    if reasons:
-        card["exact"] = False
-        card["inexact_reasons"] = [*card.get("inexact_reasons", []), *reasons]
-    _write_run_card(run_dir, card)
-
-
-def numeric_platform(config: TrainConfig, device: torch.device) -> dict[str, str]:
-    """Return what the bits of a run depend on besides its config and seed."""
-    return {
-        "python": ".".join(platform.python_version_tuple()[:2]),
-        "torch": torch.__version__,
-        **{name: _version(name) or "?" for name in ("numpy", "gymnasium")},
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else str(device),
-        "threads": str(config.device.threads),
-        "matrix products": matmul_library(),
-        "cpu": cpu_name(),
-    }
-
-
-def platform_changes(run: TrainingRun) -> list[str]:
-    """Return what is different on this machine from where the checkpoint was taken."""
-    assert run.restored is not None
-    before, now = run.restored["platform"], numeric_platform(run.config, run.device)
-    return [f"{name} was {before.get(name)} and is {now[name]}" for name in now if before.get(name) != now[name]]
-
-
-def _new_run_card(config: TrainConfig, device: torch.device) -> dict[str, Any]:
-    return {
-        "status": "running",
-        "exact": True,
-        "command": _command(),
-        "started": _now(),
-        "algo": config.algo.name,
-        "env": config.env.id,
-        "preset": config.preset,
-        "seed": config.seed,
-        "tags": list(config.tags),
-        "device": str(device),
-        "threads": config.device.threads,
-        "matrix products": matmul_library(),
-        "git": _git_state(),
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": cpu_name(),
-        "rl_training": __version__,
-        "packages": {"torch": torch.__version__, **{name: _version(name) for name in _PACKAGES}},
-    }
-
-
-def _command() -> list[str]:
-    return [Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]]
-
-
-def _now() -> str:
-    return time.strftime("%Y-%m-%dT%H:%M:%S%z")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _git_state() -> dict[str, Any] | None:
-    """Return commit and dirty flag of the directory the run was started in, or None outside git."""
-    try:
-        commit, status = (
-            subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-            for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit, "dirty": bool(status)}
-
-
-def read_run_card(run_dir: Path) -> dict[str, Any]:
-    """Return the run card (metadata.json), empty if there is none."""
-    try:
-        card = json.loads((run_dir / METADATA_FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return card if isinstance(card, dict) else {}
-
-
-def update_run_card(run_dir: Path, **entries: Any) -> None:
-    """Add to or replace entries of the run card."""
-    _write_run_card(run_dir, {**read_run_card(run_dir), **entries})
-
-
-def _write_run_card(run_dir: Path, card: dict[str, Any]) -> None:
-    write_durably(run_dir / METADATA_FILE, json.dumps(card, indent=2) + "\n")
 
 
 def save_training_checkpoint(

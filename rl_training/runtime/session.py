@@ -9,13 +9,11 @@ import logging
 import math
 import signal
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from rl_training.envs.normalization import Normalizer
@@ -24,13 +22,13 @@ from rl_training.errors import EnvironmentFailure, NonFiniteError, UserError
 from rl_training.numerics import require_finite
 from rl_training.runtime.callbacks import Callback, CallbackList, standard_callbacks
 from rl_training.runtime.evaluation import evaluate_agent
+from rl_training.runtime.metrics import TrainingMetrics, mean_metrics
+from rl_training.runtime.run_card import numeric_platform, platform_changes, update_run_card
 from rl_training.runtime.run_utils import (
     TrainingRun,
     begin_resumed_run,
-    platform_changes,
     restore_training_state,
     save_training_checkpoint,
-    update_run_card,
 )
 from rl_training.runtime.system import Signals, launcher
 from rl_training.runtime.trainer import (
@@ -43,8 +41,6 @@ from rl_training.runtime.trainer import (
     TrainResult,
     UpdateResult,
 )
-
-EPISODE_WINDOW = 100
 
 log = logging.getLogger(__name__)
 
@@ -81,11 +77,9 @@ class TrainingSession:
         self._callbacks = CallbackList([*standard_callbacks(run.config), *callbacks])
         self._signals = Signals()
         self._catching = self._signals.caught()
-        self._finished_episodes: deque[Episode] = deque(maxlen=EPISODE_WINDOW)
+        self._metrics = TrainingMetrics()
         self._phase_episodes: list[Episode] = []
         self._phase_start = self._iteration_start = 0
-        self._update_metrics: Sequence[Mapping[str, Tensor]] | dict[str, float] = {}
-        self._schedule: dict[str, float] = {}
         self._last_row_step = -1
         self._seconds_before = 0.0
         self._last_saved = time.monotonic()
@@ -115,7 +109,9 @@ class TrainingSession:
     def _resume(self) -> None:
         """Hand the checkpoint to every part, and only then touch the run directory."""
         restore_training_state(self._run, self._parts)
-        reasons = platform_changes(self._run)
+        assert self._run.restored is not None
+        now = numeric_platform(self.state.config, self._run.device)
+        reasons = platform_changes(self._run.restored["platform"], now)
         if self._envs.inexact_reason is not None:
             reasons.append(self._envs.inexact_reason)
         for reason in reasons:
@@ -188,7 +184,7 @@ class TrainingSession:
         self.state.global_step += self._envs.num_envs
         if step.episodes:
             self.state.episodes += len(step.episodes)
-            self._finished_episodes.extend(step.episodes)
+            self._metrics.add_episodes(step.episodes)
             self._phase_episodes.extend(step.episodes)
 
     def check_finite(self) -> None:
@@ -209,10 +205,9 @@ class TrainingSession:
     def end_update(self, metrics: Sequence[Mapping[str, Tensor]], **schedule: float) -> None:
         """Count the gradient steps of an update; `metrics` has one mapping for each, `schedule` the values in force."""
         self.state.gradient_steps += len(metrics)
-        self._update_metrics = metrics
-        self._schedule = schedule
+        self._metrics.set_update(metrics, schedule)
         if self._callbacks.on_update_end is not None:
-            self._callbacks.on_update_end(self.state, UpdateResult(len(metrics), _mean_tensors(metrics)))
+            self._callbacks.on_update_end(self.state, UpdateResult(len(metrics), mean_metrics(metrics)))
 
     def end_iteration(self) -> None:
         """Log, evaluate and save where their cadences say so; the end of the run is left to `finish`."""
@@ -223,7 +218,7 @@ class TrainingSession:
         config = self.state.config
         row: dict[str, float] = {}
         if crossings(before, after, config.logging.every):
-            row.update(self._training_metrics())
+            row.update(self._training_row())
         evaluation = None
         if config.eval.every is not None and config.eval.episodes and crossings(before, after, config.eval.every):
             evaluation = self._evaluate()
@@ -264,7 +259,7 @@ class TrainingSession:
         return result
 
     def _write_last_row(self) -> None:
-        row = self._training_metrics()
+        row = self._training_row()
         evaluation = self._evaluate() if self.state.config.eval.episodes else None
         if evaluation is not None:
             row.update(evaluation.metrics())
@@ -292,28 +287,15 @@ class TrainingSession:
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._run.started
 
-    def _training_metrics(self) -> dict[str, float]:
-        row: dict[str, float] = {
+    def _training_row(self) -> dict[str, float]:
+        seconds = self._seconds()
+        return {
             "train/gradient_steps": self.state.gradient_steps,
             "train/episodes": self.state.episodes,
+            **self._metrics.values(),
+            "time/seconds": seconds,
+            "time/steps_per_second": self.state.global_step / seconds,
         }
-        if self._finished_episodes:
-            count = len(self._finished_episodes)
-            row["episode/return_mean"] = sum(episode.episode_return for episode in self._finished_episodes) / count
-            row["episode/length_mean"] = sum(episode.length for episode in self._finished_episodes) / count
-        row.update(self._update_values())
-        row.update({f"schedule/{name}": value for name, value in self._schedule.items()})
-        seconds = self._seconds()
-        row["time/seconds"] = seconds
-        row["time/steps_per_second"] = self.state.global_step / seconds
-        return row
-
-    def _update_values(self) -> dict[str, float]:
-        """Return the last update's metrics as numbers: the one place where the loop waits for the device."""
-        if not isinstance(self._update_metrics, dict):
-            means = _mean_tensors(self._update_metrics)
-            self._update_metrics = {key: float(value) for key, value in means.items()}
-        return self._update_metrics
 
     def _write_row(self, row: dict[str, float]) -> None:
         for key, value in row.items():
@@ -375,10 +357,8 @@ class TrainingSession:
             "iteration_start": self._iteration_start,
             "phase_start": self._phase_start,
             "last_row_step": self._last_row_step,
-            "finished_episodes": [[episode.episode_return, episode.length] for episode in self._finished_episodes],
             "phase_episodes": [[episode.episode_return, episode.length] for episode in self._phase_episodes],
-            "update_metrics": self._update_values(),
-            "schedule": self._schedule,
+            "next_row": self._metrics.state_dict(),
             "metrics": self.state.metrics,
             "seconds": self._seconds(),
         }
@@ -392,15 +372,9 @@ class TrainingSession:
         self._iteration_start = state["iteration_start"]
         self._phase_start = state["phase_start"]
         self._last_row_step = state["last_row_step"]
-        self._finished_episodes.extend(Episode(*values) for values in state["finished_episodes"])
+        self._metrics.load_state_dict(state["next_row"])
         self._phase_episodes = [Episode(*values) for values in state["phase_episodes"]]
-        self._update_metrics = state["update_metrics"]
-        self._schedule = state["schedule"]
         self._seconds_before = state["seconds"]
-
-
-def _mean_tensors(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    return {key: torch.stack([entry[key] for entry in metrics]).mean() for key in metrics[0]} if metrics else {}
 
 
 def _shortest_path(path: Path) -> Path:

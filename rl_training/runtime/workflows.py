@@ -16,9 +16,9 @@ from rl_training.experiment import registry
 from rl_training.runtime.checkpointing import CHECKPOINTS_DIR, check_checkpoint, find_checkpoint, read_checkpoint
 from rl_training.runtime.evaluation import evaluate_agent
 from rl_training.runtime.loggers import read_evaluations
+from rl_training.runtime.run_card import read_run_card
 from rl_training.runtime.run_utils import (
     limit_threads,
-    read_run_card,
     require_free,
     resolve_device,
     saved_config_file,
