@@ -111,15 +111,19 @@ class Preflight(Callback):
         try:
             _check_preset(config.hydra.overrides.task, config)
             checked = checked_config(composed)
-            _check_writable(Path(config.hydra.run.dir))
-            if checked.resume is not None:
+            if checked.resume is None:
+                _check_new_directory(Path(config.hydra.run.dir))
+            else:
                 _check_resume(Path(checked.resume), checked)
         except UserError as error:
             # Hydra turns other exceptions of a callback into warnings.
             fail(str(error))
 
 
-def _check_writable(run_dir: Path) -> None:
+def _check_new_directory(run_dir: Path) -> None:
+    from rl_training.runtime.run_utils import require_no_run
+
+    require_no_run(run_dir)
     existing = next(path for path in (run_dir.absolute(), *run_dir.absolute().parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK):
         raise UserError(f"Cannot make the run directory {run_dir}: {existing} is not a directory that can be written.")

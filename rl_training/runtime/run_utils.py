@@ -112,8 +112,7 @@ def create_training_run(
     try:
         restored = None if checkpoint is None else read_checkpoint(checkpoint)
         if checkpoint is None:
-            if (run_dir / CONFIG_FILE).exists():
-                raise UserError(f"{run_dir} already holds a run; resume it, or choose another directory.")
+            require_no_run(run_dir)
             write_durably(run_dir / CONFIG_FILE, _config_yaml(config))
             new_run_card(run_dir, config, device)
     except OSError as error:
@@ -136,6 +135,12 @@ def require_free(run_dir: Path) -> None:
 
 def _unwritable(run_dir: Path, error: OSError) -> UserError:
     return UserError(f"Cannot write the run directory {run_dir}: {error.strerror or error}.")
+
+
+def require_no_run(run_dir: Path) -> None:
+    """Refuse a directory for a new run that already has one."""
+    if (run_dir / CONFIG_FILE).exists():
+        raise UserError(f"{run_dir} already holds a run; resume it, or choose another directory.")
 
 
 def _locked(run_dir: Path) -> RunLock:
