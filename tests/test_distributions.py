@@ -5,8 +5,7 @@ import torch
 from torch import distributions as oracle
 
 from rl_training.networks.distributions import (
-    categorical_entropy,
-    categorical_log_prob,
+    categorical_log_prob_and_entropy,
     gaussian_entropy,
     gaussian_log_prob,
     squashed_gaussian_sample,
@@ -20,28 +19,31 @@ def generator() -> torch.Generator:
 def test_categorical_log_prob_of_a_hand_worked_policy():
     # softmax(0, ln 3) = (1/4, 3/4); ln 1/4 = -1.386294, ln 3/4 = -0.287682
     logits = torch.tensor([[0.0, math.log(3)], [0.0, math.log(3)]])
-    log_probs = categorical_log_prob(logits, torch.tensor([0, 1]))
+    log_probs, _ = categorical_log_prob_and_entropy(logits, torch.tensor([0, 1]))
     torch.testing.assert_close(log_probs, torch.tensor([-1.386294, -0.287682]))
 
 
 def test_categorical_entropy_of_hand_worked_policies():
     # (1/4, 3/4): 0.25 * 1.386294 + 0.75 * 0.287682 = 0.562335; uniform over two: ln 2
     logits = torch.tensor([[0.0, math.log(3)], [5.0, 5.0]])
-    torch.testing.assert_close(categorical_entropy(logits), torch.tensor([0.562335, 0.693147]))
+    _, entropy = categorical_log_prob_and_entropy(logits, torch.zeros(2, dtype=torch.int64))
+    torch.testing.assert_close(entropy, torch.tensor([0.562335, 0.693147]))
 
 
 def test_categorical_stays_finite_when_one_action_is_certain():
     logits = torch.tensor([[1000.0, 0.0], [1000.0, 0.0]])
-    assert categorical_log_prob(logits, torch.tensor([0, 1])).tolist() == [0.0, -1000.0]
-    assert categorical_entropy(logits).tolist() == [0.0, 0.0]
+    log_probs, entropy = categorical_log_prob_and_entropy(logits, torch.tensor([0, 1]))
+    assert log_probs.tolist() == [0.0, -1000.0]
+    assert entropy.tolist() == [0.0, 0.0]
 
 
 def test_categorical_agrees_with_torch():
     logits = 3 * torch.randn(64, 5, generator=generator())
     actions = torch.randint(5, (64,), generator=generator())
     expected = oracle.Categorical(logits=logits)
-    torch.testing.assert_close(categorical_log_prob(logits, actions), expected.log_prob(actions))
-    torch.testing.assert_close(categorical_entropy(logits), expected.entropy())
+    log_probs, entropy = categorical_log_prob_and_entropy(logits, actions)
+    torch.testing.assert_close(log_probs, expected.log_prob(actions))
+    torch.testing.assert_close(entropy, expected.entropy())
 
 
 def test_gaussian_log_prob_of_a_hand_worked_point():

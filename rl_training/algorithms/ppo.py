@@ -14,7 +14,7 @@ from rl_training.data.rollout_buffer import RolloutBatch
 from rl_training.networks.actor_critic import ActorCritic
 from rl_training.networks.numpy_mlp import forward_function
 from rl_training.seeding import derive_seed
-from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions, ObservationSpec
+from rl_training.spaces import ActionSpec, DiscreteActions, ObservationSpec
 
 
 def clipped_policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
@@ -74,6 +74,7 @@ class PPOAgent:
             self.noise = NoiseBlocks(gumbel, (num_envs, actions.count), seed=noise_seed)
         else:
             self.noise = NoiseBlocks(normal, (num_envs, actions.size), seed=noise_seed)
+            self._low, self._high = np.array(actions.low, np.float32), np.array(actions.high, np.float32)
 
     def act(self, observations: NDArray[np.float32]) -> NDArray[Any]:
         """Return the most likely action for each observation, as the environment takes it."""
@@ -91,9 +92,9 @@ class PPOAgent:
 
     def env_actions(self, actions: NDArray[Any]) -> NDArray[Any]:
         """Return actions as the environment takes them: shifted to its first number, or cut at its bounds."""
-        if isinstance(self.actions, ContinuousActions):
-            return np.clip(actions, self.actions.low, self.actions.high).astype(np.float32)
-        return actions + self.actions.start
+        if isinstance(self.actions, DiscreteActions):
+            return actions + self.actions.start
+        return np.clip(actions, self._low, self._high)
 
     @torch.no_grad()
     def values(self, observations: Tensor) -> Tensor:
@@ -119,7 +120,9 @@ class PPOAgent:
             self.network.values(batch.observations), batch.values, batch.returns, config.value_clip_range
         )
         mean_entropy = entropy.mean()
-        loss = policy_loss + config.value_coef * critic_loss - config.entropy_coef * mean_entropy
+        loss = policy_loss + config.value_coef * critic_loss
+        if config.entropy_coef:  # a bonus of weight zero would cost a backward pass all the same
+            loss = loss - config.entropy_coef * mean_entropy
         self.optimizer.minimize(loss, config.max_grad_norm)
 
         with torch.no_grad():

@@ -7,8 +7,7 @@ from torch import Tensor, nn
 
 from rl_training.config import PPOConfig
 from rl_training.networks.distributions import (
-    categorical_entropy,
-    categorical_log_prob,
+    categorical_log_prob_and_entropy,
     gaussian_entropy,
     gaussian_log_prob,
 )
@@ -63,6 +62,6 @@ class ActorCritic(nn.Module):
         """Log-probability [B] of each action and entropy [B] of the policy at each observation."""
         parameters = self.action_parameters(observations)
         if self.discrete:
-            return categorical_log_prob(parameters, actions), categorical_entropy(parameters)
+            return categorical_log_prob_and_entropy(parameters, actions)
         log_std = self.log_std.expand_as(parameters)
         return gaussian_log_prob(parameters, log_std, actions), gaussian_entropy(log_std)

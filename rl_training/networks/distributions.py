@@ -9,15 +9,11 @@ from torch.nn import functional as F
 _HALF_LOG_TWO_PI = 0.5 * math.log(2 * math.pi)
 
 
-def categorical_log_prob(logits: Tensor, actions: Tensor) -> Tensor:
-    """Log-probability of each chosen alternative; logits [B, K], actions [B]."""
-    return F.log_softmax(logits, dim=-1).gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-
-
-def categorical_entropy(logits: Tensor) -> Tensor:
-    """Entropy in nats of each row of logits [B, K]."""
+def categorical_log_prob_and_entropy(logits: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of each chosen alternative, and entropy in nats; logits [B, K], actions [B]."""
     log_probs = F.log_softmax(logits, dim=-1)
-    return -(log_probs.exp() * log_probs).sum(-1)
+    chosen = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    return chosen, -(log_probs.exp() * log_probs).sum(-1)
 
 
 def gaussian_log_prob(mean: Tensor, log_std: Tensor, values: Tensor) -> Tensor:
