@@ -115,7 +115,7 @@ def test_a_documented_function_has_its_documented_signature(function, expected):
     ("record", "fields"),
     [
         (TrainResult, ["run_dir", "checkpoint_path", "metrics"]),
-        (EvalResult, ["global_step", "returns", "lengths", "first_seed"]),
+        (EvalResult, ["global_step", "returns", "lengths", "first_seed", "acting_path"]),
         (CollectResult, ["env_steps", "episodes"]),
         (UpdateResult, ["gradient_steps", "metrics"]),
     ],

@@ -8,6 +8,8 @@ from torch import nn
 from rl_training.config import Activation
 from rl_training.networks.mlp import mlp
 from rl_training.networks.numpy_mlp import acting_path, forward_function
+from rl_training.runtime.loggers import read_evaluations
+from rl_training.runtime.ppo_trainer import train_ppo
 
 CPU = torch.device("cpu")
 
@@ -48,3 +50,12 @@ def test_a_network_that_numpy_does_not_know_acts_in_torch():
     observations = np.ones((3, 4), np.float32)
     expected = network(torch.from_numpy(observations)).detach().numpy()
     assert np.array_equal(forward_function(network, 1, CPU)(observations), expected)
+
+
+@pytest.mark.parametrize(("num_envs", "path"), [(1, "numpy"), (8, "torch")])
+def test_an_evaluation_records_how_the_agent_acted(tiny_config, tmp_path, num_envs, path):
+    algo = {"hidden_sizes": [128], "num_steps": 8, "minibatch_size": 8, "num_epochs": 1}
+    config = tiny_config("ppo", "CartPole-v1", algo=algo, env={"num_envs": num_envs}, total_timesteps=8)
+    train_ppo(config, run_dir=tmp_path)
+    (row,) = read_evaluations(tmp_path)
+    assert (row["acting_path"], row["num_envs"]) == (path, 1)

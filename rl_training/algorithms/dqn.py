@@ -14,7 +14,7 @@ from rl_training.algorithms.optimization import Adam, flatten_parameters, move_t
 from rl_training.config import DQNConfig, QLoss
 from rl_training.data.replay_buffer import Transitions
 from rl_training.networks.mlp import mlp
-from rl_training.networks.numpy_mlp import forward_function
+from rl_training.networks.numpy_mlp import acting_path, forward_function
 from rl_training.seeding import derive_seed
 from rl_training.spaces import DiscreteActions, ObservationSpec
 
@@ -63,6 +63,7 @@ class DQNAgent:
         self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
         self.optimizer = Adam(self.q_network, config.learning_rate)
         self._target_parameters = flatten_parameters(self.target_network)
+        self.acting_path = acting_path(self.q_network, num_envs, self.device)
         self._q_values = forward_function(self.q_network, num_envs, self.device)
         # Two numbers per environment: whether to explore, and which random action to take then.
         self.noise = NoiseBlocks(uniform, (2, num_envs), seed=derive_seed(seed, "exploration"))

@@ -12,7 +12,7 @@ from rl_training.algorithms.optimization import Adam
 from rl_training.config import PPOConfig
 from rl_training.data.rollout_buffer import RolloutBatch
 from rl_training.networks.actor_critic import ActorCritic
-from rl_training.networks.numpy_mlp import forward_function
+from rl_training.networks.numpy_mlp import acting_path, forward_function
 from rl_training.seeding import derive_seed
 from rl_training.spaces import ActionSpec, DiscreteActions, ObservationSpec
 
@@ -67,6 +67,7 @@ class PPOAgent:
             torch.manual_seed(derive_seed(seed, "networks"))
             self.network = ActorCritic(config, observation, actions).to(self.device)
         self.optimizer = Adam(self.network, config.learning_rate, eps=1e-5)
+        self.acting_path = acting_path(self.network.actor, num_envs, self.device)
         self._action_parameters = forward_function(self.network.actor, num_envs, self.device)
         self._log_std = None if self.network.discrete else self.network.log_std.detach()
         noise_seed = derive_seed(seed, "exploration")

@@ -17,7 +17,7 @@ from rl_training.algorithms.noise import NoiseBlocks, normal, uniform
 from rl_training.algorithms.optimization import Adam, flatten_parameters, move_towards
 from rl_training.config import SACConfig
 from rl_training.data.replay_buffer import Transitions
-from rl_training.networks.numpy_mlp import forward_function
+from rl_training.networks.numpy_mlp import acting_path, forward_function
 from rl_training.networks.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussianActor
 from rl_training.networks.twin_critic import TwinCritic
 from rl_training.seeding import derive_seed
@@ -81,6 +81,7 @@ class SACAgent:
         self.critic_optimizer = Adam(self.critics, config.learning_rate)
         self.temperature_optimizer = Adam(self.temperature, config.learning_rate)
         self._target_parameters = flatten_parameters(self.target_critics)
+        self.acting_path = acting_path(self.actor.network, num_envs, self.device)
         self._actor_outputs = forward_function(self.actor.network, num_envs, self.device)
 
         self._low, self._high = np.array(actions.low, np.float32), np.array(actions.high, np.float32)

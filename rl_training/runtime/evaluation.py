@@ -49,7 +49,8 @@ def evaluate_agent(
                     on_episode(episode + 1)
         finally:
             env.close()
-    return EvalResult(global_step, tuple(returns), tuple(lengths), first_seed=seed)
+    path = getattr(agent, "acting_path", "custom")
+    return EvalResult(global_step, tuple(returns), tuple(lengths), first_seed=seed, acting_path=path)
 
 
 @contextlib.contextmanager

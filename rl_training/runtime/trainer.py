@@ -141,6 +141,8 @@ class EvalResult:
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     first_seed: int
+    acting_path: str = "custom"
+    """Whether the agent acted in numpy or in torch, whose last bits differ; custom if it does not say."""
 
     @property
     def summary(self) -> Summary:
@@ -152,6 +154,7 @@ class EvalResult:
         return {
             "seeds": [self.first_seed + episode for episode in range(len(self.returns))],
             "num_envs": 1,
+            "acting_path": self.acting_path,
             "returns": list(self.returns),
             "lengths": list(self.lengths),
         }
