@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.errors import UserError
-from rl_training.numerics import require_finite
+from rl_training.numerics import all_finite, require_finite
 from rl_training.runtime.system import available_memory
 
 
@@ -85,6 +85,13 @@ class ReplayBuffer:
     def check_finite(self, since: int) -> None:
         """Refuse NaN and infinity in the transitions added since env step `since`, naming step and environment."""
         first = max(since, self.added - self.capacity)
+        start, end = first % self.capacity, first % self.capacity + self.added - first
+        columns = self._columns
+        # The usual case, in one look: what is new lies in one piece and is finite.
+        if end <= self.capacity and all_finite(
+            columns["observations"][start:end], columns["next_observations"][start:end], columns["rewards"][start:end]
+        ):
+            return
         for name, label in (
             ("observations", "observation"),
             ("next_observations", "observation"),

@@ -73,7 +73,8 @@ class TrainingSession:
     ) -> None:
         """Bring the parts together; a restored checkpoint is handed back to each of them."""
         self.state = TrainerState(config=run.config, run_dir=run.run_dir, agent=agent)
-        self._run, self._envs, self._normalizer, self._data = run, envs, normalizer, data
+        self._run, self._envs, self._normalizer = run, envs, normalizer
+        self._experience = data if isinstance(data, Experience) else None
         self._callbacks = CallbackList([*standard_callbacks(run.config), *callbacks])
         self._signals = Signals()
         self._catching = self._signals.caught()
@@ -189,8 +190,8 @@ class TrainingSession:
 
     def check_finite(self) -> None:
         """Refuse NaN and infinity in what was collected since the last update."""
-        if isinstance(self._data, Experience):
-            self._data.check_finite(self._phase_start)
+        if self._experience is not None:
+            self._experience.check_finite(self._phase_start)
         require_finite("observation", self._envs.observations[None], self.vector_step - 1, self._envs.num_envs)
 
     def end_collect(self) -> None:
