@@ -29,6 +29,7 @@ from rl_training.errors import UserError, did_you_mean
 from rl_training.experiment import registry
 from rl_training.experiment.default_manager import DefaultExperimentManager, check_experiment
 from rl_training.help import training_help
+from rl_training.runtime.automatic import thread_count
 from rl_training.runtime.system import launcher, pin_threads
 
 
@@ -95,7 +96,7 @@ def _hydra_main(composed: DictConfig) -> float | None:
 def checked_config(composed: DictConfig) -> TrainConfig:
     """Convert Hydra's config to dataclasses and check it against the environment and the machine."""
     config = to_train_config(composed)
-    pin_threads(config.device.threads)
+    pin_threads(thread_count(config))
     check_experiment(config)
     return config
 

@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from rl_training.algorithms.compilation import CompiledUpdate
 from rl_training.algorithms.noise import NoiseBlocks, uniform
-from rl_training.algorithms.optimization import Adam, flatten_parameters, move_towards
+from rl_training.algorithms.optimization import GRADIENT_NORM, Adam, FlatParameters, require_finite_gradient
 from rl_training.config import DQNConfig, QLoss
 from rl_training.data.replay_buffer import Transitions
 from rl_training.networks.mlp import mlp
@@ -53,6 +54,7 @@ class DQNAgent:
         num_envs: int = 1,
         seed: int = 0,
         device: torch.device | None = None,
+        compile_update: bool = False,
     ) -> None:
         self.config, self.actions = config, actions
         self.device = device or torch.device("cpu")
@@ -62,7 +64,14 @@ class DQNAgent:
         self.q_network = network.to(self.device)
         self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
         self.optimizer = Adam(self.q_network, config.learning_rate)
-        self._target_parameters = flatten_parameters(self.target_network)
+        self._target_parameters = FlatParameters(self.target_network)
+        self.compiled_update = (
+            CompiledUpdate(
+                lambda *tensors: self.learn(Transitions(*tensors)), [self.optimizer, self._target_parameters]
+            )
+            if compile_update
+            else None
+        )
         self.acting_path = acting_path(self.q_network, num_envs, self.device)
         self._q_values = forward_function(self.q_network, num_envs, self.device)
         # Two numbers per environment: whether to explore, and which random action to take then.
@@ -86,7 +95,13 @@ class DQNAgent:
         return actions + self.actions.start
 
     def update(self, batch: Transitions) -> dict[str, Tensor]:
-        """Take one gradient step on a batch; returns detached metrics."""
+        """Take one gradient step on a batch, compiled or not; returns detached metrics."""
+        metrics = self.learn(batch) if self.compiled_update is None else self.compiled_update(*batch)
+        require_finite_gradient(metrics)
+        return metrics
+
+    def learn(self, batch: Transitions) -> dict[str, Tensor]:
+        """Follow the gradient of a batch: the maths of `update`, as a function of tensors."""
         config = self.config
         with torch.no_grad():
             target_q = self.target_network(batch.next_observations)
@@ -94,12 +109,16 @@ class DQNAgent:
             targets = td_target(batch.rewards, batch.terminated, greedy_next_values(target_q, online_q), config.gamma)
         predictions = self.q_network(batch.observations).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
         loss = q_loss(predictions, targets, config.loss)
-        self.optimizer.minimize(loss, config.max_grad_norm)
-        return {"loss/value": loss.detach(), "policy/q_value": predictions.detach().mean()}
+        gradient_norm = self.optimizer.minimize(loss, config.max_grad_norm)
+        return {
+            "loss/value": loss.detach(),
+            "policy/q_value": predictions.detach().mean(),
+            GRADIENT_NORM: gradient_norm,
+        }
 
     def update_target(self) -> None:
         """Move the target network towards the Q-network."""
-        move_towards(self._target_parameters, self.optimizer.flat, self.config.target_update_rate)
+        self._target_parameters.move_towards(self.optimizer.parameters, self.config.target_update_rate)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that changes while the agent learns."""

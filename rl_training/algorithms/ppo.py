@@ -7,8 +7,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.algorithms.compilation import CompiledUpdate
 from rl_training.algorithms.noise import NoiseBlocks, gumbel, normal
-from rl_training.algorithms.optimization import Adam
+from rl_training.algorithms.optimization import GRADIENT_NORM, Adam, require_finite_gradient
 from rl_training.config import PPOConfig
 from rl_training.data.rollout_buffer import RolloutBatch
 from rl_training.networks.actor_critic import ActorCritic
@@ -17,7 +18,7 @@ from rl_training.seeding import derive_seed
 from rl_training.spaces import ActionSpec, DiscreteActions, ObservationSpec
 
 
-def clipped_policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
+def clipped_policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: float | Tensor) -> Tensor:
     """Negative clipped surrogate objective (eq. 7); `log_ratio` is log pi_new(a|s) - log pi_old(a|s)."""
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
@@ -60,6 +61,7 @@ class PPOAgent:
         num_envs: int = 1,
         seed: int = 0,
         device: torch.device | None = None,
+        compile_update: bool = False,
     ) -> None:
         self.config, self.actions = config, actions
         self.device = device or torch.device("cpu")
@@ -70,6 +72,11 @@ class PPOAgent:
         self.acting_path = acting_path(self.network.actor, num_envs, self.device)
         self._action_parameters = forward_function(self.network.actor, num_envs, self.device)
         self._log_std = None if self.network.discrete else self.network.log_std.detach()
+        self.compiled_update = (
+            CompiledUpdate(lambda *tensors: self.learn(RolloutBatch(*tensors[:-2]), *tensors[-2:]), [self.optimizer])
+            if compile_update
+            else None
+        )
         noise_seed = derive_seed(seed, "exploration")
         if isinstance(actions, DiscreteActions):
             self.noise = NoiseBlocks(gumbel, (num_envs, actions.count), seed=noise_seed)
@@ -109,7 +116,19 @@ class PPOAgent:
         return log_probs.cpu()
 
     def update(self, batch: RolloutBatch, *, clip_range: float, learning_rate: float) -> dict[str, Tensor]:
-        """Take one gradient step on a minibatch; returns detached metrics."""
+        """Take one gradient step on a minibatch, compiled or not; returns detached metrics."""
+        if self.compiled_update is None:
+            metrics = self.learn(batch, clip_range, learning_rate)
+        else:
+            scheduled = torch.tensor([clip_range, learning_rate], device=self.device)
+            metrics = self.compiled_update(*batch, *scheduled)
+        require_finite_gradient(metrics)
+        return metrics
+
+    def learn(
+        self, batch: RolloutBatch, clip_range: float | Tensor, learning_rate: float | Tensor
+    ) -> dict[str, Tensor]:
+        """Follow the gradient of a minibatch: the maths of `update`, as a function of tensors."""
         config = self.config
         self.optimizer.learning_rate = learning_rate
         advantages = standardized(batch.advantages) if config.normalize_advantage else batch.advantages
@@ -124,7 +143,7 @@ class PPOAgent:
         loss = policy_loss + config.value_coef * critic_loss
         if config.entropy_coef:  # a bonus of weight zero would cost a backward pass all the same
             loss = loss - config.entropy_coef * mean_entropy
-        self.optimizer.minimize(loss, config.max_grad_norm)
+        gradient_norm = self.optimizer.minimize(loss, config.max_grad_norm)
 
         with torch.no_grad():
             return {
@@ -133,6 +152,7 @@ class PPOAgent:
                 "policy/entropy": mean_entropy.detach(),
                 "policy/kl": approximate_kl(log_ratio),
                 "policy/clip_fraction": ((log_ratio.exp() - 1.0).abs() > clip_range).float().mean(),
+                GRADIENT_NORM: gradient_norm,
             }
 
     def state_dict(self) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from rl_training.algorithms.compilation import CompiledUpdate
 from rl_training.algorithms.noise import NoiseBlocks, normal, uniform
-from rl_training.algorithms.optimization import Adam, flatten_parameters, move_towards
+from rl_training.algorithms.optimization import GRADIENT_NORM, Adam, FlatParameters, require_finite_gradient
 from rl_training.config import SACConfig
 from rl_training.data.replay_buffer import Transitions
 from rl_training.networks.numpy_mlp import acting_path, forward_function
@@ -66,6 +67,7 @@ class SACAgent:
         num_envs: int = 1,
         seed: int = 0,
         device: torch.device | None = None,
+        compile_update: bool = False,
     ) -> None:
         self.config, self.actions = config, actions
         self.device = device or torch.device("cpu")
@@ -80,7 +82,13 @@ class SACAgent:
         self.actor_optimizer = Adam(self.actor, config.learning_rate)
         self.critic_optimizer = Adam(self.critics, config.learning_rate)
         self.temperature_optimizer = Adam(self.temperature, config.learning_rate)
-        self._target_parameters = flatten_parameters(self.target_critics)
+        self._target_parameters = FlatParameters(self.target_critics)
+        parts = [self.actor_optimizer, self.critic_optimizer, self.temperature_optimizer, self._target_parameters]
+        self.compiled_update = (
+            CompiledUpdate(lambda *tensors: self.learn(Transitions(*tensors[:-1]), tensors[-1]), parts)
+            if compile_update
+            else None
+        )
         self.acting_path = acting_path(self.actor.network, num_envs, self.device)
         self._actor_outputs = forward_function(self.actor.network, num_envs, self.device)
 
@@ -109,9 +117,17 @@ class SACAgent:
         return np.clip(self._center + self._half_range * actions, self._low, self._high)
 
     def update(self, batch: Transitions) -> dict[str, Tensor]:
-        """Take one gradient step on critics, actor and temperature, then move the targets; returns detached metrics."""
-        config = self.config
+        """Take one gradient step on critics, actor and temperature, compiled or not; returns detached metrics."""
         noise = torch.randn((2, *batch.actions.shape), generator=self._update_noise).to(self.device)
+        metrics = (
+            self.learn(batch, noise) if self.compiled_update is None else self.compiled_update(*batch, noise)
+        )
+        require_finite_gradient(metrics)
+        return metrics
+
+    def learn(self, batch: Transitions, noise: Tensor) -> dict[str, Tensor]:
+        """Follow the gradients of a batch, then move the targets: the maths of `update`, as a function of tensors."""
+        config = self.config
         temperature = self.temperature.log.detach().exp()
 
         with torch.no_grad():
@@ -120,24 +136,25 @@ class SACAgent:
             targets = soft_td_target(batch.rewards, batch.terminated, next_q, next_log_probs, temperature, config.gamma)
         first_q, second_q = self.critics(batch.observations, batch.actions)
         loss_critic = critic_loss(first_q, second_q, targets)
-        self.critic_optimizer.minimize(loss_critic, config.max_grad_norm)
+        critic_norm = self.critic_optimizer.minimize(loss_critic, config.max_grad_norm)
 
         actions, log_probs = self.actor.sample(batch.observations, noise[1])
         q_values = torch.minimum(*self.critics(batch.observations, actions))
         loss_actor = actor_loss(log_probs, q_values, temperature)
-        self.actor_optimizer.minimize(loss_actor, config.max_grad_norm)
+        actor_norm = self.actor_optimizer.minimize(loss_actor, config.max_grad_norm)
 
         if config.learn_temperature:
             loss_temperature = temperature_loss(self.temperature.log, log_probs, self.target_entropy)
             self.temperature_optimizer.minimize(loss_temperature)
 
-        move_towards(self._target_parameters, self.critic_optimizer.flat, config.target_update_rate)
+        self._target_parameters.move_towards(self.critic_optimizer.parameters, config.target_update_rate)
         return {
             "loss/value": loss_critic.detach(),
             "loss/policy": loss_actor.detach(),
             "policy/entropy": -log_probs.detach().mean(),
             "policy/q_value": first_q.detach().mean(),
             "policy/temperature": temperature,
+            GRADIENT_NORM: torch.hypot(critic_norm, actor_norm),
         }
 
     def state_dict(self) -> dict[str, Any]:

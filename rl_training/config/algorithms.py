@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from rl_training.config.fields import check_fields, option
 from rl_training.errors import ConfigError
@@ -36,6 +36,9 @@ class QLoss(Enum):
 class AlgoConfig:
     """What every algorithm has; `name` is its key in the registry."""
 
+    compiling_pays_after: ClassVar[int | None] = None
+    """Gradient steps from which `device.compile=auto` compiles; None means never."""
+
     name: str = option("", "The algorithm's name in the registry; set by algo=<name>.")
     gamma: float = option(0.99, "Discount factor.", at_least=0, at_most=1)
     learning_rate: float = option(3e-4, "Adam's step size.", above=0)
@@ -54,10 +57,17 @@ class AlgoConfig:
         """Return an env step by which the algorithm has updated at least twice."""
         return num_envs
 
+    def planned_gradient_steps(self, config: "TrainConfig") -> int:
+        """Return how many gradient steps the whole budget holds, about."""
+        return 0
+
 
 @dataclass
 class PPOConfig(AlgoConfig):
     """Proximal policy optimisation (Schulman et al., 2017)."""
+
+    # Compiling takes 6 to 12 s from a cold start and saves 0.4 ms a step.
+    compiling_pays_after: ClassVar[int | None] = 60_000
 
     name: str = "ppo"
     learning_rate_schedule: Schedule = option(Schedule.constant, "How the learning rate moves over the budget.")
@@ -85,6 +95,11 @@ class PPOConfig(AlgoConfig):
         """Return the end of the second rollout."""
         return 2 * self.num_steps * num_envs
 
+    def planned_gradient_steps(self, config: "TrainConfig") -> int:
+        """Return rollouts x epochs x minibatches."""
+        rollout = self.num_steps * config.env.num_envs
+        return -(-config.total_timesteps // rollout) * self.num_epochs * -(-rollout // self.minibatch_size)
+
     def check_with(self, config: "TrainConfig") -> None:
         """Refuse a minibatch that no rollout can fill."""
         rollout = self.num_steps * config.env.num_envs
@@ -110,6 +125,10 @@ class OffPolicyConfig(AlgoConfig):
         """Return two training intervals after learning starts."""
         return self.learning_starts + 2 * max(self.train_every, num_envs)
 
+    def planned_gradient_steps(self, config: "TrainConfig") -> int:
+        """Return the updates after the learning start x their gradient steps."""
+        return max(0, config.total_timesteps - self.learning_starts) // self.train_every * self.gradient_steps
+
     def check_with(self, config: "TrainConfig") -> None:
         """Refuse a replay buffer that cannot hold one vector step."""
         if self.buffer_size < config.env.num_envs:
@@ -122,6 +141,9 @@ class OffPolicyConfig(AlgoConfig):
 @dataclass
 class DQNConfig(OffPolicyConfig):
     """Deep Q-learning (Mnih et al., 2015) with double Q (van Hasselt et al., 2016)."""
+
+    # Compiling takes 5 to 12 s from a cold start and saves 0.16 ms a step.
+    compiling_pays_after: ClassVar[int | None] = 150_000
 
     name: str = "dqn"
     learning_rate: float = option(1e-4, "Adam's step size.", above=0)
@@ -141,6 +163,9 @@ class DQNConfig(OffPolicyConfig):
 @dataclass
 class SACConfig(OffPolicyConfig):
     """Soft actor-critic with a learned temperature (Haarnoja et al., 2018)."""
+
+    # Compiling takes 8 to 14 s from a cold start and saves 1.5 ms a step at 256x256.
+    compiling_pays_after: ClassVar[int | None] = 30_000
 
     name: str = "sac"
     target_update_rate: float = option(0.005, "How far the target critics move per gradient step.", above=0, at_most=1)

@@ -6,6 +6,7 @@ from typing import Any
 
 from rl_training.config.algorithms import AlgoConfig
 from rl_training.config.fields import check_fields, option
+from rl_training.errors import ConfigError
 
 
 class DeviceKind(Enum):
@@ -42,11 +43,16 @@ class DeviceConfig:
     """What the networks run on."""
 
     kind: DeviceKind = option(DeviceKind.auto, "auto takes CUDA if there is one, else the CPU.")
-    threads: int = option(1, "CPU threads of torch; networks of this size are fastest on one.", at_least=1)
+    threads: int | str = option("auto", "CPU threads of torch; auto is 1, or 2 for layers of 512 and more.", at_least=1)
+    compile: bool | str = option("auto", "Compile updates; auto does in runs long enough to win back the seconds.")
 
     def __post_init__(self) -> None:
         """Check every field."""
         check_fields(self, "device")
+        for key, alternatives in (("threads", "a whole number"), ("compile", "true or false")):
+            value = getattr(self, key)
+            if isinstance(value, str) and value != "auto":
+                raise ConfigError(f"device.{key} must be auto, {alternatives}, got {value!r}.")
 
 
 @dataclass

@@ -190,6 +190,9 @@ class Progress(Callback):
         preset = f"preset {config.preset}" if config.preset else "no preset"
         resumed = f", from step {state.global_step:,}" if state.global_step else ""
         self._print(f"{config.algo.name} on {config.env.id}, seed {config.seed}, {preset}{resumed}\n{state.run_dir}")
+        compiled = getattr(state.agent, "compiled_update", None)
+        if compiled is not None:
+            compiled.before_compiling = lambda: self._draw("compiling the update…")
 
     def on_collect_end(self, state: TrainerState, result: CollectResult) -> None:
         """Redraw if enough time has passed."""
@@ -197,7 +200,9 @@ class Progress(Callback):
         if now < self._next_draw:
             return
         self._next_draw = now + self._pause
-        line = self._line(state, now)
+        self._draw(self._line(state, now))
+
+    def _draw(self, line: str) -> None:
         if self._on_terminal:
             self._stream.write(f"\r\x1b[K{line}")
             self._stream.flush()

@@ -26,7 +26,15 @@ def build_dqn_agent(
     """Make the agent that this config describes."""
     assert isinstance(config.algo, DQNConfig)
     assert isinstance(actions, DiscreteActions)
-    return DQNAgent(config.algo, observation, actions, num_envs=config.env.num_envs, seed=config.seed, device=device)
+    return DQNAgent(
+        config.algo,
+        observation,
+        actions,
+        num_envs=config.env.num_envs,
+        seed=config.seed,
+        device=device,
+        compile_update=config.device.compile is True,
+    )
 
 
 def train_dqn(
@@ -41,7 +49,7 @@ def train_dqn(
     assert isinstance(algo, DQNConfig)
 
     # Set up
-    device = prepare_process(config)
+    config, device = prepare_process(config)
     envs = TrainingEnvs(config)
     normalizer = Normalizer(config.env, envs.observation_spec.size, algo.gamma)
     agent = build_dqn_agent(config, envs.observation_spec, envs.action_spec, device)

@@ -26,7 +26,15 @@ def build_ppo_agent(
 ) -> PPOAgent:
     """Make the agent that this config describes."""
     assert isinstance(config.algo, PPOConfig)
-    return PPOAgent(config.algo, observation, actions, num_envs=config.env.num_envs, seed=config.seed, device=device)
+    return PPOAgent(
+        config.algo,
+        observation,
+        actions,
+        num_envs=config.env.num_envs,
+        seed=config.seed,
+        device=device,
+        compile_update=config.device.compile is True,
+    )
 
 
 def train_ppo(
@@ -41,7 +49,7 @@ def train_ppo(
     assert isinstance(algo, PPOConfig)
 
     # Set up
-    device = prepare_process(config)
+    config, device = prepare_process(config)
     envs = TrainingEnvs(config)
     normalizer = Normalizer(config.env, envs.observation_spec.size, algo.gamma)
     agent = build_ppo_agent(config, envs.observation_spec, envs.action_spec, device)

@@ -35,7 +35,6 @@ def new_run_card(run_dir: Path, config: TrainConfig, device: torch.device) -> No
         "tags": list(config.tags),
         "device": str(device),
         "threads": config.device.threads,
-        "matrix products": matmul_library(),
         "git": _git_state(),
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -109,7 +108,17 @@ def _write_run_card(run_dir: Path, card: dict[str, Any]) -> None:
     write_durably(run_dir / METADATA_FILE, json.dumps(card, indent=2) + "\n")
 
 
-def numeric_platform(config: TrainConfig, device: torch.device) -> dict[str, str]:
+def numeric_paths(agent: object) -> dict[str, str]:
+    """Return how an agent computes where there is more than one way; an agent that does not say has the plain one."""
+    compiled = getattr(agent, "compiled_update", None)
+    return {
+        "acting": getattr(agent, "acting_path", "torch"),
+        "updates": "eager" if compiled is None else compiled.path,
+        "matrix products": matmul_library(),
+    }
+
+
+def numeric_platform(config: TrainConfig, device: torch.device, agent: object) -> dict[str, str]:
     """Return what the bits of a run depend on besides its config and seed."""
     return {
         "python": ".".join(platform.python_version_tuple()[:2]),
@@ -117,7 +126,7 @@ def numeric_platform(config: TrainConfig, device: torch.device) -> dict[str, str
         **{name: _version(name) or "?" for name in ("numpy", "gymnasium")},
         "device": torch.cuda.get_device_name() if device.type == "cuda" else str(device),
         "threads": str(config.device.threads),
-        "matrix products": matmul_library(),
+        **numeric_paths(agent),
         "cpu": cpu_name(),
     }
 

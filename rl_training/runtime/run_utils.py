@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from rl_training.config import DeviceKind, TrainConfig
 from rl_training.config.conversion import plain
 from rl_training.errors import NonFiniteError, UserError
+from rl_training.runtime.automatic import settled, thread_count
 from rl_training.runtime.checkpointing import clear_the_way, prune, read_checkpoint, write_checkpoint
 from rl_training.runtime.loggers import MetricsWriter, cut_back
 from rl_training.runtime.run_card import add_resume, new_run_card, numeric_platform
@@ -76,17 +77,18 @@ def default_run_dir(config: TrainConfig) -> Path:
     return root / config.algo.name / config.env.name / f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
 
 
-def prepare_process(config: TrainConfig) -> torch.device:
-    """Set threads and seed the global generators as the config says, and return its device."""
+def prepare_process(config: TrainConfig) -> tuple[TrainConfig, torch.device]:
+    """Set threads and seed the global generators; returns the config without any `auto`, and the device."""
     device = resolve_device(config.device.kind)
-    limit_threads(config.device.threads)
+    config = settled(config, device)
+    limit_threads(thread_count(config))
     if device.type == "cuda":
         # Without these, sums on a GPU may be added in another order each time.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     keep_freed_memory()
     _seed_global_generators(config.seed)
-    return device
+    return config, device
 
 
 def limit_threads(threads: int) -> None:
@@ -209,7 +211,7 @@ def save_training_checkpoint(
         state: dict[str, Any] = {name: part.state_dict() for name, part in parts.items()}
         _require_finite_tensors(state["agent"], global_step)
         state["global_generators"] = _global_generator_states()
-        state["platform"] = numeric_platform(run.config, run.device)
+        state["platform"] = numeric_platform(run.config, run.device, parts["agent"])
         state["metric_files"] = run.writer.lengths()
         journal = {name: entry for part in parts.values() for name, entry in _journal_files(part).items()}
         path = write_checkpoint(run.run_dir, global_step, state, labels, journal)

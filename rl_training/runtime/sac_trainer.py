@@ -25,7 +25,15 @@ def build_sac_agent(
     """Make the agent that this config describes."""
     assert isinstance(config.algo, SACConfig)
     assert isinstance(actions, ContinuousActions)
-    return SACAgent(config.algo, observation, actions, num_envs=config.env.num_envs, seed=config.seed, device=device)
+    return SACAgent(
+        config.algo,
+        observation,
+        actions,
+        num_envs=config.env.num_envs,
+        seed=config.seed,
+        device=device,
+        compile_update=config.device.compile is True,
+    )
 
 
 def train_sac(
@@ -40,7 +48,7 @@ def train_sac(
     assert isinstance(algo, SACConfig)
 
     # Set up
-    device = prepare_process(config)
+    config, device = prepare_process(config)
     envs = TrainingEnvs(config)
     normalizer = Normalizer(config.env, envs.observation_spec.size, algo.gamma)
     agent = build_sac_agent(config, envs.observation_spec, envs.action_spec, device)

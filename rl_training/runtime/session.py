@@ -23,7 +23,7 @@ from rl_training.numerics import require_finite
 from rl_training.runtime.callbacks import Callback, CallbackList, standard_callbacks
 from rl_training.runtime.evaluation import evaluate_agent
 from rl_training.runtime.metrics import TrainingMetrics, mean_metrics
-from rl_training.runtime.run_card import numeric_platform, platform_changes, update_run_card
+from rl_training.runtime.run_card import numeric_paths, numeric_platform, platform_changes, update_run_card
 from rl_training.runtime.run_utils import (
     TrainingRun,
     begin_resumed_run,
@@ -100,6 +100,8 @@ class TrainingSession:
         try:
             if self.resumed:
                 self._resume()
+            else:
+                update_run_card(self.state.run_dir, **numeric_paths(self.state.agent))
             if self._callbacks.on_train_start is not None:
                 self._callbacks.on_train_start(self.state)
         except BaseException as error:
@@ -111,7 +113,7 @@ class TrainingSession:
         """Hand the checkpoint to every part, and only then touch the run directory."""
         restore_training_state(self._run, self._parts)
         assert self._run.restored is not None
-        now = numeric_platform(self.state.config, self._run.device)
+        now = numeric_platform(self.state.config, self._run.device, self.state.agent)
         reasons = platform_changes(self._run.restored["platform"], now)
         if self._envs.inexact_reason is not None:
             reasons.append(self._envs.inexact_reason)
@@ -282,6 +284,7 @@ class TrainingSession:
             status=status,
             global_step=self.state.global_step,
             wall_seconds=round(self._seconds(), 3),
+            **numeric_paths(self.state.agent),
             **entries,
         )
 

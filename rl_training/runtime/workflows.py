@@ -13,6 +13,7 @@ from rl_training.envs.factory import probe_spaces
 from rl_training.envs.normalization import Normalizer
 from rl_training.errors import ConfigError, UserError
 from rl_training.experiment import registry
+from rl_training.runtime.automatic import AUTO, thread_count
 from rl_training.runtime.checkpointing import CHECKPOINTS_DIR, check_checkpoint, find_checkpoint, read_checkpoint
 from rl_training.runtime.evaluation import evaluate_agent
 from rl_training.runtime.loggers import read_evaluations
@@ -96,7 +97,7 @@ def _play(
     run_dir: Path, checkpoint: Path, episodes: int, seed: int | None, on_episode: Callable[[int], None] | None
 ) -> EvalResult:
     config = load_run_config(run_dir)
-    limit_threads(config.device.threads)
+    limit_threads(thread_count(config))
     state = read_checkpoint(checkpoint)
     observation, actions = probe_spaces(config.env)
     build_agent = registry.get(config.algo.name).load_build_agent()
@@ -138,11 +139,20 @@ def resume_training(
         config = dataclasses.replace(saved, stop_at_step=None)  # it belongs to one launch
     else:
         check_resumable(saved, config)
+        config = _without_choosing_again(saved, config)
     checkpoint = checkpoint_to_continue(path, config)
     if (step := finished_step(path, checkpoint, config)) is not None:
         raise UserError(f"{run_dir} is finished at step {step:,}; a larger total_timesteps goes further.")
     train = registry.get(config.algo.name).load_train()
     return train(config, run_dir=run_dir, callbacks=callbacks, checkpoint=checkpoint)
+
+
+def _without_choosing_again(saved: TrainConfig, config: TrainConfig) -> TrainConfig:
+    """Take what `auto` meant when the run began: a longer budget may mean something else, with other bits."""
+    chosen = {
+        key: getattr(saved.device, key) for key in ("threads", "compile") if getattr(config.device, key) == AUTO
+    }
+    return dataclasses.replace(config, device=dataclasses.replace(config.device, **chosen))
 
 
 def checkpoint_to_continue(path: Path, config: TrainConfig, *, warn: bool = True) -> Path:
