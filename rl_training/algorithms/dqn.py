@@ -84,9 +84,12 @@ class DQNAgent:
     def explore(self, observations: NDArray[np.float32], vector_step: int, epsilon: float) -> NDArray[np.int64]:
         """Return the best action for each environment, or a random one with probability epsilon."""
         chance, choice = self.noise.at(vector_step)
-        random_actions = (choice * self.actions.count).astype(np.int64)
         exploring = chance < epsilon
-        if exploring.all():
+        explorers = np.count_nonzero(exploring)
+        if not explorers:
+            return self._q_values(observations).argmax(-1)
+        random_actions = (choice * self.actions.count).astype(np.int64)
+        if explorers == len(exploring):
             return random_actions
         return np.where(exploring, random_actions, self._q_values(observations).argmax(-1))
 

@@ -20,10 +20,12 @@ class SameStepVectorEnv(SyncVectorEnv):
 
     def step(
         self, actions: Any
-    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+    ) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Step every environment; infos hold `final_obs` and `final_info` of the episodes that ended, and no others."""
-        observations: Any = self._observations
-        rewards, terminated, truncated = self._rewards, self._terminations, self._truncations
+        # New arrays, filled in place, are cheaper than copies of old ones.
+        observations: Any = np.empty_like(self._observations)
+        rewards = np.empty(self.num_envs, np.float32)
+        terminated, truncated = np.empty(self.num_envs, np.bool_), np.empty(self.num_envs, np.bool_)
         shape = self.single_observation_space.shape
         infos: dict[str, Any] = {}
         for index, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
@@ -36,4 +38,4 @@ class SameStepVectorEnv(SyncVectorEnv):
             if np.asarray(observation).shape != shape:  # assignment would broadcast it
                 raise ValueError(f"observation of shape {np.asarray(observation).shape}")
             observations[index] = observation
-        return observations, rewards.copy(), terminated.copy(), truncated.copy(), infos
+        return observations, rewards, terminated, truncated, infos

@@ -1,6 +1,7 @@
 """The environments a trainer steps: float32 observations in, true next observations and finished episodes out."""
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -35,7 +36,7 @@ class EnvStep:
     rewards: NDArray[np.float32]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: Sequence[Episode] = ()
 
 
 class TrainingEnvs:
@@ -61,7 +62,7 @@ class TrainingEnvs:
     def reset(self) -> NDArray[np.float32]:
         """Start an episode in every environment, each with its own seed."""
         observations, _ = self._envs.reset(seed=[env_seed(self._config, index) for index in range(self.num_envs)])
-        self.observations = self._encode(observations)
+        self.observations = self._encode(observations).copy()
         require_finite("first observation", self.observations[None], -1, self.num_envs)
         return self.observations
 
@@ -73,7 +74,7 @@ class TrainingEnvs:
                 actions.tolist() if self._discrete else actions
             )
             observations = self._encode(raw_observations)
-            step = EnvStep(observations, observations, rewards.astype(np.float32), terminated, truncated)
+            step = EnvStep(observations, observations, rewards, terminated, truncated)
             if "final_obs" in infos:
                 self._read_episode_ends(step, infos)
         except (ValueError, TypeError, IndexError) as error:
@@ -139,14 +140,14 @@ class TrainingEnvs:
 
 
 class ObservationEncoder:
-    """Turns a batch of raw observations into fresh float32 vectors [N, D]; Discrete ones become one-hot."""
+    """Turns a batch of raw observations into float32 vectors [N, D]; Discrete ones become one-hot."""
 
     def __init__(self, space: gym.Space[Any]) -> None:
         self._start = int(space.start) if isinstance(space, gym.spaces.Discrete) else None
         self._one_hot = np.eye(int(space.n), dtype=np.float32) if isinstance(space, gym.spaces.Discrete) else None
 
     def __call__(self, observations: Any) -> NDArray[np.float32]:
-        """Encode; always a copy, because the environment reuses its arrays."""
+        """Encode; the same array where it already is what it shall become."""
         if self._one_hot is not None:
             return self._one_hot[np.asarray(observations) - self._start]
-        return np.array(observations, dtype=np.float32)
+        return np.asarray(observations, dtype=np.float32)

@@ -83,7 +83,11 @@ class TrainingSession:
         self._phase_start = self._iteration_start = 0
         self._last_row_step = -1
         self._seconds_before = 0.0
-        self._last_saved = time.monotonic()
+        # These stay the same during a session; the loop asks for them at every step.
+        self._budget = run.config.total_timesteps
+        self._stop_at_step = math.inf if run.config.stop_at_step is None else run.config.stop_at_step
+        self._pause_between_saves = run.config.checkpoint.every_seconds or math.inf
+        self._save_at = time.monotonic() + self._pause_between_saves
         self._next_cadence = 0
         self._directory_taken = not self.resumed
         self._parts: dict[str, Stateful] = {
@@ -163,19 +167,17 @@ class TrainingSession:
     @property
     def progress_before(self) -> float:
         """Return the share of the budget that was spent when this iteration began, so that no schedule ends early."""
-        return self._iteration_start / self.state.config.total_timesteps
+        return self._iteration_start / self._budget
 
     @property
     def done(self) -> bool:
         """Whether the budget is spent, which only the end of an iteration decides, or a callback asked to stop."""
-        spent = self._iteration_start >= self.state.config.total_timesteps
-        return spent or self.state.stop_reason is not None
+        return self._iteration_start >= self._budget or self.state.stop_reason is not None
 
     @property
     def leaving(self) -> bool:
         """Whether to save and leave at the next step: a signal came, or `stop_at_step` is reached."""
-        stop_at_step = self.state.config.stop_at_step
-        return self._signals.stop is not None or (stop_at_step is not None and self.state.global_step >= stop_at_step)
+        return self._signals.stop is not None or self.state.global_step >= self._stop_at_step
 
     @property
     def running(self) -> bool:
@@ -216,7 +218,7 @@ class TrainingSession:
         """Log, evaluate and save where their cadences say so; the end of the run is left to `finish`."""
         before, after = self._iteration_start, self.state.global_step
         self._iteration_start = after
-        if self.done or not self._anything_due(after):
+        if not self._anything_due(after) or self.done:
             return
         config = self.state.config
         row: dict[str, float] = {}
@@ -236,8 +238,7 @@ class TrainingSession:
     def _anything_due(self, step: int) -> bool:
         """Whether a cadence may be crossed or a request is open: one look that spares most iterations the rest."""
         if step < self._next_cadence and not self.state.checkpoint_requested and not self._signals.save_requested:
-            every_seconds = self.state.config.checkpoint.every_seconds
-            return every_seconds is not None and time.monotonic() - self._last_saved >= every_seconds
+            return time.monotonic() >= self._save_at
         config = self.state.config
         cadences = (config.logging.every, config.eval.every, config.checkpoint.every)
         self._next_cadence = min((step // every + 1) * every for every in cadences if every is not None)
@@ -341,7 +342,7 @@ class TrainingSession:
             return True
         if config.every is not None and crossings(before, after, config.every):
             return True
-        return config.every_seconds is not None and time.monotonic() - self._last_saved >= config.every_seconds
+        return time.monotonic() >= self._save_at
 
     def _save(self) -> Path:
         self.check_finite()
@@ -349,7 +350,7 @@ class TrainingSession:
         self.state.checkpoint_labels.clear()
         self.state.checkpoint_requested = self._signals.save_requested = False
         path = save_training_checkpoint(self._run, self.state.global_step, self._parts, labels)
-        self._last_saved = time.monotonic()
+        self._save_at = time.monotonic() + self._pause_between_saves
         return path
 
     def state_dict(self) -> dict[str, Any]:
