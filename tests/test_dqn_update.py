@@ -95,7 +95,7 @@ def test_update_returns_detached_scalars_and_leaves_its_batch_alone():
     batch = one_transition()
     copies = copy.deepcopy(batch)
     metrics = make_agent().update(batch)
-    assert set(metrics) == {"loss/value", "policy/q_value"}
+    assert set(metrics) == {"loss/value", "policy/q_value", "loss/gradient_norm"}
     assert all(value.shape == () and not value.requires_grad for value in metrics.values())
     assert all(torch.equal(value, kept) for value, kept in zip(batch, copies, strict=True))
 

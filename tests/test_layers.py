@@ -23,6 +23,7 @@ LAYERS = (
     ("runtime.session",),
     ("runtime.callbacks",),
     ("runtime.run_utils", "runtime.replay_journal", "runtime.comparison"),
+    ("runtime.automatic",),
     ("runtime.checkpointing", "runtime.loggers", "runtime.evaluation", "runtime.run_card", "runtime.metrics"),
     ("runtime.trainer",),
     ("envs", "algorithms"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from rl_training.algorithms.optimization import Adam, flatten_parameters, move_towards
+from rl_training.algorithms.optimization import Adam, FlatParameters
 
 
 def module(*values: float) -> nn.ParameterList:
@@ -22,7 +22,7 @@ def values(parameters: nn.Module) -> list[float]:
 def test_flattened_parameters_are_views_of_one_tensor():
     network = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
     before = [parameter.clone() for parameter in network.parameters()]
-    flat = flatten_parameters(network)
+    flat = FlatParameters(network).vector
     assert flat.shape == (2 * 3 + 3 + 3 + 1,)
     assert all(torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True))
     flat.fill_(0.5)
@@ -99,7 +99,7 @@ def test_a_restored_optimizer_goes_on_with_the_same_bits():
 
 @pytest.mark.parametrize(("rate", "expected"), [(1.0, [10.0, -2.0]), (0.5, [6.0, 0.0]), (0.25, [4.0, 1.0])])
 def test_move_towards_goes_the_given_share_of_the_way(rate, expected):
-    target, source = torch.tensor([2.0, 2.0]), torch.tensor([10.0, -2.0])
-    move_towards(target, source, rate)
-    assert target.tolist() == expected
-    assert source.tolist() == [10.0, -2.0]
+    target, source = module(2.0, 2.0), module(10.0, -2.0)
+    FlatParameters(target).move_towards(FlatParameters(source), rate)
+    assert values(target) == expected
+    assert values(source) == [10.0, -2.0]

@@ -236,7 +236,14 @@ def test_update_returns_detached_scalars_and_leaves_its_batch_alone():
     batch = make_batch(agent, advantage=1.0, value_error=1.0)
     copies = copy.deepcopy(batch)
     metrics = agent.update(batch, clip_range=0.2, learning_rate=1e-3)
-    assert set(metrics) == {"loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction"}
+    assert set(metrics) == {
+        "loss/policy",
+        "loss/value",
+        "policy/entropy",
+        "policy/kl",
+        "policy/clip_fraction",
+        "loss/gradient_norm",
+    }
     assert all(value.shape == () and not value.requires_grad for value in metrics.values())
     assert all(torch.equal(value, kept) for value, kept in zip(batch, copies, strict=True))
 

@@ -319,7 +319,9 @@ def test_another_machine_is_noticed(run, monkeypatch):
     monkeypatch.setattr(run_card_module, "cpu_name", lambda: "another cpu")
     resumed = create_training_run(run.config, run.run_dir, path)
     resumed.close()
-    (change,) = platform_changes(resumed.restored["platform"], numeric_platform(resumed.config, resumed.device))
+    (change,) = platform_changes(
+        resumed.restored["platform"], numeric_platform(resumed.config, resumed.device, object())
+    )
     assert change.startswith("cpu was ")
     assert change.endswith(" and is another cpu")
 

@@ -199,6 +199,7 @@ def test_update_returns_detached_scalars_and_leaves_its_batch_alone():
         "policy/entropy",
         "policy/q_value",
         "policy/temperature",
+        "loss/gradient_norm",
     }
     assert all(value.shape == () and not value.requires_grad for value in metrics.values())
     assert all(torch.equal(value, kept) for value, kept in zip(batch, copies, strict=True))

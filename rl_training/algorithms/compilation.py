@@ -101,7 +101,7 @@ def _compiled(function: Callable[..., Any], tensors: list[Tensor]) -> Callable[[
     # The C++ wrapper saves 30 us per call; one compile thread leaves no worker processes behind.
     settings = config.patch(cpp_wrapper=True, compile_threads=1)
     with torch.no_grad(), settings, mock.patch.dict(lowerings, {_ONEDNN_LINEAR: _lower_onednn_linear}):
-        compiled = compile_fx(graph, tensors)
+        compiled: Any = compile_fx(graph, tensors)
     return lambda values: compiled(*values)
 
 
@@ -128,7 +128,13 @@ def _adam_step(
     **rest: Any,
 ) -> None:
     """The fused kernel as formulas, which the compiler fuses with what comes before."""
-    (parameter,), (gradient,), (first,), (second,), (step,) = parameters, gradients, first_moments, second_moments, steps
+    (parameter,), (gradient,), (first,), (second,), (step,) = (
+        parameters,
+        gradients,
+        first_moments,
+        second_moments,
+        steps,
+    )
     first.lerp_(gradient, 1.0 - beta1)
     second.mul_(beta2).add_(gradient.square() * (1.0 - beta2))
     step_size = lr / (1.0 - beta1**step)
@@ -139,7 +145,7 @@ def _lower_onednn_linear(*arguments: Any) -> Any:
     """Call oneDNN as it is: inductor's own way expects weights that never change."""
     from torch._inductor import ir, mkldnn_ir
 
-    return ir.TensorBox.create(mkldnn_ir.LinearUnary.create(*arguments))
+    return ir.TensorBox.create(mkldnn_ir.LinearUnary.create(*arguments))  # type: ignore[no-untyped-call]
 
 
 _DECOMPOSITIONS: dict[Any, Callable[..., Any]] = {

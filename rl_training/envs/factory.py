@@ -7,7 +7,6 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.vector import SyncVectorEnv
 
 from rl_training.config import EnvConfig, TrainConfig
 from rl_training.envs.snapshots import EpisodeRecorder
@@ -21,13 +20,12 @@ GymEnv = gym.Env[Any, Any]
 
 def make_env(config: TrainConfig, env_index: int) -> GymEnv:
     """Make one environment that keeps episode statistics and can be snapshotted; its index seeds its action space."""
-    statistics = gym.wrappers.RecordEpisodeStatistics(_make_bare(config.env))
-    env: GymEnv = EpisodeRecorder(statistics, f"{config.env.id} (environment {env_index})")
+    env: GymEnv = EpisodeRecorder(_make_bare(config.env), f"{config.env.id} (environment {env_index})")
     env.action_space.seed(env_seed(config, env_index))
     return env
 
 
-def make_vector_env(config: TrainConfig) -> SyncVectorEnv:
+def make_vector_env(config: TrainConfig) -> SameStepVectorEnv:
     """Make `num_envs` environments that step one after the other and reset in the step that ends an episode.
 
     SAME_STEP is pinned: Gymnasium's default, NEXT_STEP, ignores the action after each episode and returns a transition

@@ -24,19 +24,21 @@ class RestoreError(Exception):
 
 @dataclass
 class EpisodeRecord:
-    """How an episode began, and its actions so far."""
+    """How an episode began, its actions so far, and the sum of its rewards."""
 
     seed: int | None
     generator_before_reset: dict[str, Any] | None
     actions: list[Any] = field(default_factory=list)
     steps: int = 0
+    rewards: float = 0.0
 
 
 class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
     """The outermost wrapper of a training environment: names it when it fails, and can bring it back.
 
-    The episode before the current one is remembered as well, because a vector step that fails in one environment may
-    already have ended an episode in another.
+    At the end of an episode the info has its return and length under "episode", as Gymnasium's statistics wrapper
+    gives them. The episode before the current one is remembered as well, because a vector step that fails in one
+    environment may already have ended an episode in another.
     """
 
     def __init__(self, env: gym.Env[ObsType, ActType], name: str) -> None:
@@ -71,7 +73,9 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
             observation, reward, terminated, truncated, info = self.env.step(action)
         except Exception as error:
             raise self._failure("step", error) from error
+        episode.rewards += float(reward)
         if terminated or truncated:
+            info = {**info, "episode": {"r": episode.rewards, "l": episode.steps}}
             if (shape := np.asarray(observation).shape) != self.observation_space.shape:
                 raise self._failure("step", ValueError(f"the last observation has shape {shape}"))
             # The vector environment resets at once, and an environment may reuse the array of its observations.
@@ -84,10 +88,6 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
     def _generator_state(self) -> dict[str, Any]:
         return dict(self.env.unwrapped.np_random.bit_generator.state)
 
-    def _episode_return(self) -> float:
-        """Return the rewards of the episode so far, which the statistics wrapper below adds up."""
-        return float(self.env.get_wrapper_attr("episode_returns"))
-
     def snapshot(self, completed_steps: int) -> dict[str, Any]:
         """Return how to come back to where `completed_steps` steps led: now, or just before a step that failed."""
         episode, generator = self._episode, self._generator_state()
@@ -97,7 +97,7 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
                 episode = self._previous_episode
             steps, actions, generator = episode.steps - 1, episode.actions[: episode.steps - 1], {}
         return {
-            "episode_return": self._episode_return() if generator else None,
+            "episode_return": episode.rewards if generator else None,
             "seed": episode.seed,
             "generator_before_reset": episode.generator_before_reset,
             "generator": generator,
@@ -124,7 +124,7 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
         self._total_steps = snapshot["total_steps"]
         if snapshot["generator"] and not _same_state(self._generator_state(), snapshot["generator"]):
             raise RestoreError("its replayed episode used other random numbers")
-        if snapshot["generator"] and self._episode_return() != snapshot["episode_return"]:
+        if snapshot["generator"] and self._episode.rewards != snapshot["episode_return"]:
             raise RestoreError("its replayed episode gave other rewards")
         return observation
 

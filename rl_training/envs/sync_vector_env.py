@@ -2,14 +2,24 @@
 
 Its own `step` collects every info of every step, copies each observation twice and dispatches on the spaces: with one
 CartPole that is more work than the environment's. Here observations go straight into the batch, and infos are collected
-only where an episode ends. What is returned then is the same, and a test compares the two.
+only where an episode ends. A test compares the two.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of an episode: which environment, its true last observation, and the info of its last step."""
+
+    index: int
+    observation: Any
+    info: dict[str, Any]
 
 
 class SameStepVectorEnv(SyncVectorEnv):
@@ -18,10 +28,10 @@ class SameStepVectorEnv(SyncVectorEnv):
     def __init__(self, env_fns: Any) -> None:
         super().__init__(env_fns, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
 
-    def step(
+    def step(  # type: ignore[override]  # rewards are float32 here
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        """Step every environment; infos hold `final_obs` and `final_info` of the episodes that ended, and no others."""
+        """Step every environment; the infos have nothing but, under "endings", the episodes that ended."""
         # New arrays, filled in place, are cheaper than copies of old ones.
         observations: Any = np.empty_like(self._observations)
         rewards = np.empty(self.num_envs, np.float32)
@@ -32,7 +42,7 @@ class SameStepVectorEnv(SyncVectorEnv):
             observation, rewards[index], ended, cut, info = env.step(action)
             terminated[index], truncated[index] = ended, cut
             if ended or cut:
-                infos = self._add_info(infos, {"final_obs": observation, "final_info": info}, index)
+                infos.setdefault("endings", []).append(Ending(index, observation, info))
                 observation, _ = env.reset()
             self._env_obs[index] = observation
             if np.asarray(observation).shape != shape:  # assignment would broadcast it

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rl_training.config import TrainConfig
 from rl_training.envs.factory import describe_spaces, env_seed, make_vector_env
 from rl_training.envs.snapshots import RestoreError
+from rl_training.envs.sync_vector_env import Ending
 from rl_training.errors import EnvironmentFailure
 from rl_training.numerics import require_finite
 from rl_training.seeding import derive_seed
@@ -75,8 +76,8 @@ class TrainingEnvs:
             )
             observations = self._encode(raw_observations)
             step = EnvStep(observations, observations, rewards, terminated, truncated)
-            if "final_obs" in infos:
-                self._read_episode_ends(step, infos)
+            if infos:
+                self._read_episode_ends(step, infos["endings"])
         except (ValueError, TypeError, IndexError) as error:
             raise self._bad_observation(error) from error
         if self._normalizing:  # a bad number would poison the statistics; else trainers look once per collect phase
@@ -99,14 +100,12 @@ class TrainingEnvs:
                 )
         return EnvironmentFailure(f"{self._config.env.id} returned a step that cannot be used: {error}")
 
-    def _read_episode_ends(self, step: EnvStep, infos: dict[str, Any]) -> None:
-        ended = infos["_final_obs"]
+    def _read_episode_ends(self, step: EnvStep, endings: Sequence[Ending]) -> None:
         step.next_observations = step.observations.copy()
-        step.next_observations[ended] = self._encode(np.stack(infos["final_obs"][ended]))
-        statistics = infos["final_info"]["episode"]
-        step.episodes = [
-            Episode(float(statistics["r"][index]), int(statistics["l"][index])) for index in np.flatnonzero(ended)
-        ]
+        for ending in endings:
+            step.next_observations[ending.index] = self._encode(np.expand_dims(ending.observation, 0))[0]
+        statistics = [ending.info["episode"] for ending in endings]
+        step.episodes = [Episode(float(episode["r"]), int(episode["l"])) for episode in statistics]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current observations and how each environment came to its own.

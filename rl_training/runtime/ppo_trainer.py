@@ -115,11 +115,15 @@ def train_ppo(
 def estimate_advantages(agent: PPOAgent, rollout: RolloutBuffer, next_observations: Tensor) -> None:
     """Value and weigh the whole rollout in one pass: the policy was frozen while it was collected."""
     observations, actions = rollout.obs.flatten(0, 1), rollout.actions.flatten(0, 1)
-    rollout.values = agent.values(observations).view_as(rollout.values)
+    everything = torch.cat([observations, next_observations, rollout.truncated_observations()])
+    values, last_values, truncated_values = torch.tensor_split(
+        agent.values(everything), [len(observations), len(observations) + len(next_observations)]
+    )
+    rollout.values = values.view_as(rollout.values)
     rollout.logprobs = agent.log_probs(observations, actions).view_as(rollout.logprobs)
     rollout.compute_returns_and_advantages(
-        last_values=agent.values(next_observations),
-        truncated_values=agent.values(rollout.truncated_observations()),
+        last_values=last_values,
+        truncated_values=truncated_values,
         gamma=agent.config.gamma,
         gae_lambda=agent.config.gae_lambda,
     )

@@ -105,6 +105,7 @@ def create_training_run(
     With a checkpoint the run continues in its directory, and nothing there changes until `begin_resumed_run`.
     """
     device = resolve_device(config.device.kind)
+    config = settled(config, device)
     run_dir = (run_dir or default_run_dir(config)).resolve()
     try:
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -149,9 +149,7 @@ def resume_training(
 
 def _without_choosing_again(saved: TrainConfig, config: TrainConfig) -> TrainConfig:
     """Take what `auto` meant when the run began: a longer budget may mean something else, with other bits."""
-    chosen = {
-        key: getattr(saved.device, key) for key in ("threads", "compile") if getattr(config.device, key) == AUTO
-    }
+    chosen = {key: getattr(saved.device, key) for key in ("threads", "compile") if getattr(config.device, key) == AUTO}
     return dataclasses.replace(config, device=dataclasses.replace(config.device, **chosen))
 
 
