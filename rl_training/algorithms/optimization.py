@@ -34,7 +34,7 @@ class FlatParameters:
             tensor.data = view
 
     def _views(self, vector: Tensor) -> list[Tensor]:
-        parts = vector.split([tensor.numel() for tensor in self.tensors])
+        parts = torch.split(vector, [tensor.numel() for tensor in self.tensors])
         return [part.view(tensor.shape) for part, tensor in zip(parts, self.tensors, strict=True)]
 
     def move_towards(self, source: "FlatParameters", rate: float) -> None:
@@ -87,7 +87,7 @@ class Adam:
         self._steps += 1
         torch._fused_adam_(
             *([self.parameters.vector], [gradient], [self._first_moment], [self._second_moment], [], [self._steps]),
-            lr=self.learning_rate,  # type: ignore[arg-type]
+            lr=self.learning_rate,
             beta1=BETA_1,
             beta2=BETA_2,
             weight_decay=0.0,

@@ -83,14 +83,12 @@ class SACAgent:
         self.critic_optimizer = Adam(self.critics, config.learning_rate)
         self.temperature_optimizer = Adam(self.temperature, config.learning_rate)
         self._target_parameters = FlatParameters(self.target_critics)
-        parts: list[Changing] = [
-            self.actor_optimizer,
-            self.critic_optimizer,
-            self.temperature_optimizer,
-            self._target_parameters,
-        ]
+        optimizers: list[Changing] = [self.actor_optimizer, self.critic_optimizer, self.temperature_optimizer]
         self.compiled_update = (
-            CompiledUpdate(lambda *tensors: self.learn(Transitions(*tensors[:-1]), tensors[-1]), parts)
+            CompiledUpdate(
+                lambda *tensors: self.learn(Transitions(*tensors[:-1]), tensors[-1]),
+                [*optimizers, self._target_parameters],
+            )
             if compile_update
             else None
         )
