@@ -31,7 +31,7 @@ LAYERS = (
     ("networks",),
     ("config",),
     ("numerics",),
-    ("errors", "seeding", "spaces", "runtime.system", "runtime.statistics", "runtime.state_tree"),
+    ("errors", "seeding", "spaces", "transfer", "runtime.system", "runtime.statistics", "runtime.state_tree"),
 )
 # Packages whose __init__ holds nothing but a docstring.
 EMPTY_PACKAGES = ("algorithms", "api", "data", "envs", "experiment", "networks", "runtime")

@@ -16,6 +16,7 @@ from rl_training.networks.actor_critic import ActorCritic
 from rl_training.networks.numpy_mlp import acting_path, forward_function
 from rl_training.seeding import derive_seed
 from rl_training.spaces import ActionSpec, DiscreteActions, ObservationSpec
+from rl_training.transfer import to_device
 
 
 def clipped_policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: float | Tensor) -> Tensor:
@@ -107,12 +108,14 @@ class PPOAgent:
     @torch.no_grad()
     def values(self, observations: Tensor) -> Tensor:
         """Return state values [B] on the CPU."""
-        return self.network.values(observations.to(self.device)).cpu()
+        return self.network.values(to_device(observations, self.device)).cpu()
 
     @torch.no_grad()
     def log_probs(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the log-probability [B] of each action, on the CPU."""
-        log_probs, _ = self.network.log_probs_and_entropy(observations.to(self.device), actions.to(self.device))
+        log_probs, _ = self.network.log_probs_and_entropy(
+            to_device(observations, self.device), to_device(actions, self.device)
+        )
         return log_probs.cpu()
 
     def update(self, batch: RolloutBatch, *, clip_range: float, learning_rate: float) -> dict[str, Tensor]:
@@ -120,7 +123,7 @@ class PPOAgent:
         if self.compiled_update is None:
             metrics = self.learn(batch, clip_range, learning_rate)
         else:
-            scheduled = torch.tensor([clip_range, learning_rate], device=self.device)
+            scheduled = to_device(torch.tensor([clip_range, learning_rate]), self.device)
             metrics = self.compiled_update(*batch, *scheduled)
         require_finite_gradient(metrics)
         return metrics

@@ -23,6 +23,7 @@ from rl_training.networks.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, Squ
 from rl_training.networks.twin_critic import TwinCritic
 from rl_training.seeding import derive_seed
 from rl_training.spaces import ContinuousActions, ObservationSpec
+from rl_training.transfer import to_device
 
 
 def soft_td_target(
@@ -121,7 +122,7 @@ class SACAgent:
 
     def update(self, batch: Transitions) -> dict[str, Tensor]:
         """Take one gradient step on critics, actor and temperature, compiled or not; returns detached metrics."""
-        noise = torch.randn((2, *batch.actions.shape), generator=self._update_noise).to(self.device)
+        noise = to_device(torch.randn((2, *batch.actions.shape), generator=self._update_noise), self.device)
         metrics = self.learn(batch, noise) if self.compiled_update is None else self.compiled_update(*batch, noise)
         require_finite_gradient(metrics)
         return metrics

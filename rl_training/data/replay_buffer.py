@@ -11,6 +11,7 @@ from torch import Tensor
 from rl_training.errors import UserError
 from rl_training.numerics import all_finite, require_finite
 from rl_training.runtime.system import available_memory
+from rl_training.transfer import to_device
 
 
 class Transitions(NamedTuple):
@@ -121,7 +122,7 @@ class ReplayBuffer:
             batch["next_observations"] = scale_observations(batch["next_observations"])
         if scale_rewards is not None:
             batch["rewards"] = scale_rewards(batch["rewards"])
-        return Transitions(**{name: torch.from_numpy(values).to(self.device) for name, values in batch.items()})
+        return Transitions(**{name: to_device(values, self.device) for name, values in batch.items()})
 
     def packed(self, first: int, end: int) -> NDArray[Any]:
         """Return transitions `first` to `end` (numbered since the start of the run) as packed rows."""

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.numerics import all_finite, non_finite, require_finite
+from rl_training.transfer import to_device
 
 
 class RolloutBatch(NamedTuple):
@@ -145,11 +146,12 @@ class RolloutBuffer:
         """Yield every transition exactly once, in random order over the flattened step and env dimensions."""
         flat = RolloutBatch(
             *(
-                tensor.flatten(0, 1).to(self.device)
+                to_device(tensor.flatten(0, 1), self.device)
                 for tensor in (self.obs, self.actions, self.logprobs, self.values, self.advantages, self.returns)
             )
         )
-        order = torch.randperm(self.num_steps * self.num_envs, generator=self._shuffle).to(self.device)
+        order = torch.randperm(self.num_steps * self.num_envs, generator=self._shuffle)
+        order = to_device(order, self.device)
         # Shuffle the whole rollout once; minibatches are then slices of it and cost nothing to make.
         shuffled = [tensor.index_select(0, order) for tensor in flat]
         for start in range(0, len(order), minibatch_size):
