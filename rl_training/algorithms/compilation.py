@@ -7,6 +7,7 @@ used: it would look at the state of the agent before every call, and it does not
 """
 
 import contextlib
+import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -41,43 +42,50 @@ class CompiledUpdate:
         """Take an update that maps tensors to named scalars and changes nothing but the tensors of `parts`."""
         self._update, self._parts = update, parts
         self._names: list[str] = []
-        self._compiled: dict[tuple[torch.Size, ...], Callable[[list[Tensor]], Any]] = {}
+        self._compiled: dict[tuple[torch.Size | None, ...], Callable[[list[Tensor]], Any]] = {}
         self._state = [tensor for part in parts for tensor in part.changing_tensors()]
         self.path = "compiled"
         """How updates are done: "compiled", or "eager" where compiling failed."""
         self.before_compiling: Callable[[], None] = lambda: None
         """Called before the seconds that a compilation takes."""
 
-    def __call__(self, *inputs: Tensor) -> dict[str, Tensor]:
-        """Do one update; returns its metrics."""
-        shapes = tuple(tensor.shape for tensor in inputs)
+    def __call__(self, *inputs: Tensor | None) -> dict[str, Tensor]:
+        """Do one update; returns its metrics. An input that is None stays None."""
+        shapes = tuple(None if tensor is None else tensor.shape for tensor in inputs)
         function = self._compiled.get(shapes)
         if function is None:
             self.before_compiling()
             function = self._compiled[shapes] = self._compile(inputs)
-        return dict(zip(self._names, function([*self._state, *inputs]), strict=True))
+        given = [tensor for tensor in inputs if tensor is not None]
+        return dict(zip(self._names, function([*self._state, *given]), strict=True))
 
     @property
     def compilations(self) -> int:
         """How often a new shape of inputs was compiled."""
         return len(self._compiled)
 
-    def _compile(self, inputs: Sequence[Tensor]) -> Callable[[list[Tensor]], Any]:
+    def _compile(self, inputs: Sequence[Tensor | None]) -> Callable[[list[Tensor]], Any]:
         """Return the native function for these shapes, or the update itself where it cannot be compiled."""
         try:
-            return _compiled(self._functional, [*self._state, *inputs])
+            function = functools.partial(self._functional, [tensor is not None for tensor in inputs])
+            return _compiled(function, [*self._state, *(tensor for tensor in inputs if tensor is not None)])
         except Exception as error:  # a compiler, its headers or an internal of torch: training must go on
             reason = str(error).strip().partition("\n")[0]
             log.warning("cannot compile the update, going on without (%s: %s)", type(error).__name__, reason)
             self.path = "eager"
-            return self._run_eagerly
+            return functools.partial(self._run_eagerly, [tensor is not None for tensor in inputs])
 
-    def _run_eagerly(self, tensors: list[Tensor]) -> list[Tensor]:
-        metrics = self._update(*tensors[len(self._state) :])
+    def _run_eagerly(self, given: Sequence[bool], tensors: list[Tensor]) -> list[Tensor]:
+        return list(self._named(given, tensors[len(self._state) :]))
+
+    def _named(self, given: Sequence[bool], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Update, with None where nothing is given, and remember the names of the metrics."""
+        tensors = iter(inputs)
+        metrics = self._update(*(next(tensors) if present else None for present in given))
         self._names = list(metrics)
-        return list(metrics.values())
+        return tuple(metrics.values())
 
-    def _functional(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def _functional(self, given: Sequence[bool], *tensors: Tensor) -> tuple[Tensor, ...]:
         """The update with everything it touches as arguments."""
         remaining = list(tensors)
         with contextlib.ExitStack() as stack:
@@ -85,9 +93,7 @@ class CompiledUpdate:
                 count = len(part.changing_tensors())
                 stack.enter_context(part.replaced_by(remaining[:count]))
                 del remaining[:count]
-            metrics = self._update(*remaining)
-        self._names = list(metrics)
-        return tuple(metrics.values())
+            return self._named(given, remaining)
 
 
 def _compiled(function: Callable[..., Any], tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:

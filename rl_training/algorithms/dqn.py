@@ -14,14 +14,20 @@ from rl_training.algorithms.noise import NoiseBlocks, uniform
 from rl_training.algorithms.optimization import GRADIENT_NORM, Adam, FlatParameters, require_finite_gradient
 from rl_training.config import DQNConfig, QLoss
 from rl_training.data.replay_buffer import Transitions
+from rl_training.networks.dueling import DuelingMLP
 from rl_training.networks.mlp import mlp
 from rl_training.networks.numpy_mlp import acting_path, forward_function
 from rl_training.seeding import derive_seed
 from rl_training.spaces import DiscreteActions, ObservationSpec
 
+TD_ERRORS = "td_errors"
 
-def td_target(rewards: Tensor, terminated: Tensor, next_values: Tensor, gamma: float) -> Tensor:
-    """One-step target r + gamma V(s'), where a terminated state is worth nothing; a truncated one keeps its value."""
+
+def td_target(rewards: Tensor, terminated: Tensor, next_values: Tensor, gamma: float | Tensor) -> Tensor:
+    """Target r + gamma V(s'), where a terminated state is worth nothing; a truncated one keeps its value.
+
+    With n-step returns, `rewards` are the discounted sums and `gamma` [B] the discount of what follows each.
+    """
     return rewards + gamma * (1.0 - terminated) * next_values
 
 
@@ -35,11 +41,12 @@ def greedy_next_values(target_q: Tensor, online_q: Tensor | None) -> Tensor:
     return target_q.gather(-1, online_q.argmax(-1, keepdim=True)).squeeze(-1)
 
 
-def q_loss(predictions: Tensor, targets: Tensor, kind: QLoss) -> Tensor:
-    """Mean penalty of the temporal-difference errors."""
-    if kind is QLoss.huber:
-        return F.smooth_l1_loss(predictions, targets)
-    return F.mse_loss(predictions, targets)
+def q_loss(predictions: Tensor, targets: Tensor, kind: QLoss, weights: Tensor | None = None) -> Tensor:
+    """Mean penalty of the temporal-difference errors, each times its weight if there are weights."""
+    penalty = F.smooth_l1_loss if kind is QLoss.huber else F.mse_loss
+    if weights is None:
+        return penalty(predictions, targets)
+    return (weights * penalty(predictions, targets, reduction="none")).mean()
 
 
 class DQNAgent:
@@ -60,7 +67,8 @@ class DQNAgent:
         self.device = device or torch.device("cpu")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "networks"))
-            network = mlp(observation.size, config.hidden_sizes, actions.count, config.activation)
+            make_network = DuelingMLP if config.dueling else mlp
+            network = make_network(observation.size, config.hidden_sizes, actions.count, config.activation)
         self.q_network = network.to(self.device)
         self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
         self.optimizer = Adam(self.q_network, config.learning_rate)
@@ -72,14 +80,17 @@ class DQNAgent:
             if compile_update
             else None
         )
-        self.acting_path = acting_path(self.q_network, num_envs, self.device)
-        self._q_values = forward_function(self.q_network, num_envs, self.device)
+        ranking = self.q_network.ranking if isinstance(self.q_network, DuelingMLP) else self.q_network
+        self.acting_path = acting_path(ranking, num_envs, self.device)
+        self._ranks = forward_function(ranking, num_envs, self.device)
+        self.td_errors: Tensor | None = None
+        """Of the last batch, if transitions are drawn by them."""
         # Two numbers per environment: whether to explore, and which random action to take then.
         self.noise = NoiseBlocks(uniform, (2, num_envs), seed=derive_seed(seed, "exploration"))
 
     def act(self, observations: NDArray[np.float32]) -> NDArray[Any]:
         """Return the best action for each observation, as the environment takes it."""
-        return self.env_actions(self._q_values(observations).argmax(-1))
+        return self.env_actions(self._ranks(observations).argmax(-1))
 
     def explore(self, observations: NDArray[np.float32], vector_step: int, epsilon: float) -> NDArray[np.int64]:
         """Return the best action for each environment, or a random one with probability epsilon."""
@@ -87,11 +98,11 @@ class DQNAgent:
         exploring = chance < epsilon
         explorers = np.count_nonzero(exploring)
         if not explorers:
-            return self._q_values(observations).argmax(-1)
+            return self._ranks(observations).argmax(-1)
         random_actions = (choice * self.actions.count).astype(np.int64)
         if explorers == len(exploring):
             return random_actions
-        return np.where(exploring, random_actions, self._q_values(observations).argmax(-1))
+        return np.where(exploring, random_actions, self._ranks(observations).argmax(-1))
 
     def env_actions(self, actions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return actions as the environment takes them: shifted to its first number."""
@@ -101,6 +112,7 @@ class DQNAgent:
         """Take one gradient step on a batch, compiled or not; returns detached metrics."""
         metrics = self.learn(batch) if self.compiled_update is None else self.compiled_update(*batch)
         require_finite_gradient(metrics)
+        self.td_errors = metrics.pop(TD_ERRORS, None)
         return metrics
 
     def learn(self, batch: Transitions) -> dict[str, Tensor]:
@@ -109,15 +121,20 @@ class DQNAgent:
         with torch.no_grad():
             target_q = self.target_network(batch.next_observations)
             online_q = self.q_network(batch.next_observations) if config.double_q else None
-            targets = td_target(batch.rewards, batch.terminated, greedy_next_values(target_q, online_q), config.gamma)
+            next_values = greedy_next_values(target_q, online_q)
+            gamma = config.gamma if batch.discounts is None else batch.discounts
+            targets = td_target(batch.rewards, batch.terminated, next_values, gamma)
         predictions = self.q_network(batch.observations).gather(-1, batch.actions.unsqueeze(-1)).squeeze(-1)
-        loss = q_loss(predictions, targets, config.loss)
+        loss = q_loss(predictions, targets, config.loss, batch.weights)
         gradient_norm = self.optimizer.minimize(loss, config.max_grad_norm)
-        return {
+        metrics = {
             "loss/value": loss.detach(),
             "policy/q_value": predictions.detach().mean(),
             GRADIENT_NORM: gradient_norm,
         }
+        if config.prioritized:
+            metrics[TD_ERRORS] = targets - predictions.detach()
+        return metrics
 
     def update_target(self) -> None:
         """Move the target network towards the Q-network."""

@@ -15,3 +15,8 @@ def epsilon_at(progress: float, initial: float, final: float, fraction: float) -
     if progress >= fraction:
         return final
     return initial + (final - initial) * progress / fraction
+
+
+def rising(progress: float, initial: float, final: float) -> float:
+    """Rise in a straight line from `initial` to `final` over the whole budget."""
+    return initial + (final - initial) * min(1.0, progress)

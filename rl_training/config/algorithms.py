@@ -140,7 +140,7 @@ class OffPolicyConfig(AlgoConfig):
 
 @dataclass
 class DQNConfig(OffPolicyConfig):
-    """Deep Q-learning (Mnih et al., 2015) with double Q (van Hasselt et al., 2016)."""
+    """Deep Q-learning (Mnih et al., 2015) with double Q (van Hasselt et al., 2016) and further parts of Rainbow."""
 
     # Compiling takes 5 to 12 s from a cold start and saves 0.16 ms a step.
     compiling_pays_after: ClassVar[int | None] = 150_000
@@ -155,6 +155,13 @@ class DQNConfig(OffPolicyConfig):
     final_epsilon: float = option(0.05, "Share of random actions after the exploration phase.", at_least=0, at_most=1)
     exploration_fraction: float = option(0.1, "Share of the budget over which epsilon falls.", at_least=0, at_most=1)
     double_q: bool = option(True, "Choose the next action by the online network, value it by the target.")
+    dueling: bool = option(False, "Split the action values into a state value and advantages (Wang et al., 2016).")
+    n_step: int = option(1, "Rewards summed up in a target before it looks at the next value.", at_least=1)
+    prioritized: bool = option(False, "Draw transitions by their error (Schaul et al., 2016).")
+    priority_exponent: float = option(0.6, "How much the error decides: 0 not at all.", at_least=0, at_most=1)
+    importance_exponent: float = option(
+        0.4, "How far weights undo the preference at first; rises to 1 over the budget.", at_least=0, at_most=1
+    )
     loss: QLoss = option(QLoss.huber, "Penalty on the temporal-difference error.")
     max_grad_norm: float | None = option(10.0, "Clip the gradient's global norm; null leaves it alone.", above=0)
     activation: Activation = option(Activation.relu, "Nonlinearity between layers.")

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.data.priorities import Priorities
 from rl_training.errors import UserError
 from rl_training.numerics import all_finite, require_finite
 from rl_training.runtime.system import available_memory
@@ -22,6 +23,10 @@ class Transitions(NamedTuple):
     rewards: Tensor
     next_observations: Tensor
     terminated: Tensor
+    discounts: Tensor | None = None
+    """With n-step returns: the discount of what follows, gamma to the number of steps summed up in `rewards`."""
+    weights: Tensor | None = None
+    """With priorities: how much each transition counts in the loss."""
 
 
 Scaling = Callable[[NDArray[np.float32]], NDArray[np.float32]]
@@ -42,8 +47,15 @@ class ReplayBuffer:
         *,
         seed: int,
         device: torch.device | None = None,
+        n_step: int = 1,
+        gamma: float = 1.0,
+        priority_exponent: float | None = None,
     ) -> None:
-        """Allocate after checking free memory; `action_size` is None for discrete actions."""
+        """Allocate after checking free memory; `action_size` is None for discrete actions.
+
+        With `n_step` above 1, samples sum up that many rewards, discounted by `gamma`. With a priority exponent,
+        samples are drawn by their errors, which `set_errors` reports.
+        """
         self.capacity = capacity - capacity % num_envs  # a vector step is never split at the end of the ring
         self.num_envs = num_envs
         self.device = device or torch.device("cpu")
@@ -54,10 +66,15 @@ class ReplayBuffer:
             "next_observations": ((observation_size,), np.float32),
             "terminated": ((), np.float32),
         }
+        self.n_step, self._gamma = n_step, gamma
+        if n_step > 1:
+            columns["ended"] = ((), np.bool_)  # where an n-step return must stop: truncation counts too
         self.row_dtype = np.dtype([(name, dtype, shape) for name, (shape, dtype) in columns.items()])
         _check_memory(capacity, self.row_dtype.itemsize)
         self._columns = {name: np.zeros((self.capacity, *shape), dtype) for name, (shape, dtype) in columns.items()}
         self._sampler = np.random.Generator(np.random.PCG64(seed))
+        self._priorities = None if priority_exponent is None else Priorities(self.capacity, priority_exponent)
+        self._drawn = np.zeros(0, np.int64)
         self.added = 0
 
     def __len__(self) -> int:
@@ -71,8 +88,9 @@ class ReplayBuffer:
         rewards: NDArray[np.float32],
         next_observations: NDArray[np.float32],
         terminated: NDArray[np.bool_],
+        truncated: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Store one vector step of `num_envs` transitions over the oldest ones."""
+        """Store one vector step of `num_envs` transitions over the oldest ones; n-step returns need `truncated`."""
         start = self.added % self.capacity
         rows = slice(start, start + self.num_envs)
         columns = self._columns
@@ -81,6 +99,11 @@ class ReplayBuffer:
         columns["rewards"][rows] = rewards
         columns["next_observations"][rows] = next_observations
         columns["terminated"][rows] = terminated
+        if self.n_step > 1:
+            assert truncated is not None, "n-step returns must know where episodes are cut"
+            columns["ended"][rows] = terminated | truncated
+        if self._priorities is not None:
+            self._priorities.add(np.arange(start, start + self.num_envs))
         self.added += self.num_envs
 
     def check_finite(self, since: int) -> None:
@@ -112,17 +135,67 @@ class ReplayBuffer:
             first += len(piece)
 
     def sample(
-        self, batch_size: int, scale_observations: Scaling | None = None, scale_rewards: Scaling | None = None
+        self,
+        batch_size: int,
+        scale_observations: Scaling | None = None,
+        scale_rewards: Scaling | None = None,
+        *,
+        weight_exponent: float = 1.0,
     ) -> Transitions:
-        """Draw transitions with replacement, each stored one equally likely."""
-        rows = self._sampler.integers(0, len(self), size=batch_size)
-        batch = {name: column.take(rows, axis=0) for name, column in self._columns.items()}
+        """Draw transitions with replacement: each stored one equally likely, or by priority.
+
+        `weight_exponent` says how far weights undo the preference of priorities: 0 not at all, 1 fully.
+        """
+        weights = None
+        if self._priorities is None:
+            rows = self._sampler.integers(0, len(self), size=batch_size)
+        else:
+            rows, weights = self._priorities.draw(self._sampler.random(batch_size), len(self), weight_exponent)
+            self._drawn = rows
+        batch = self._transitions(rows) if self.n_step == 1 else self._n_step_transitions(rows, scale_rewards)
+        if weights is not None:
+            batch["weights"] = weights
         if scale_observations is not None:
             batch["observations"] = scale_observations(batch["observations"])
             batch["next_observations"] = scale_observations(batch["next_observations"])
-        if scale_rewards is not None:
+        if scale_rewards is not None and self.n_step == 1:
             batch["rewards"] = scale_rewards(batch["rewards"])
         return Transitions(**{name: to_device(values, self.device) for name, values in batch.items()})
+
+    def _transitions(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        return {name: column.take(rows, axis=0) for name, column in self._columns.items()}
+
+    def _n_step_transitions(self, rows: NDArray[np.int64], scale_rewards: Scaling | None) -> dict[str, NDArray[Any]]:
+        """Sum up to `n_step` rewards from each row on, to the end of its episode or of what is stored."""
+        columns = self._columns
+        newest = self.added - 1
+        transitions = rows + (newest - rows) // self.capacity * self.capacity  # numbered since the start of the run
+        rewards = np.zeros(len(rows), np.float32)
+        discounts = np.ones(len(rows), np.float32)
+        last = rows.copy()
+        going = np.ones(len(rows), np.bool_)
+        for step in range(self.n_step):
+            ahead = transitions + step * self.num_envs
+            going &= ahead <= newest
+            here = ahead % self.capacity
+            reward = columns["rewards"][here]
+            rewards += np.where(going, discounts * (reward if scale_rewards is None else scale_rewards(reward)), 0.0)
+            discounts = np.where(going, discounts * np.float32(self._gamma), discounts)
+            last = np.where(going, here, last)
+            going &= ~columns["ended"][here]
+        return {
+            "observations": columns["observations"].take(rows, axis=0),
+            "actions": columns["actions"].take(rows, axis=0),
+            "rewards": rewards,
+            "next_observations": columns["next_observations"].take(last, axis=0),
+            "terminated": columns["terminated"].take(last, axis=0),
+            "discounts": discounts,
+        }
+
+    def set_errors(self, errors: NDArray[np.float32]) -> None:
+        """Report the temporal-difference errors of the transitions drawn last, which decide their priorities."""
+        if self._priorities is not None:
+            self._priorities.update(self._drawn, errors)
 
     def packed(self, first: int, end: int) -> NDArray[Any]:
         """Return transitions `first` to `end` (numbered since the start of the run) as packed rows."""
@@ -142,12 +215,17 @@ class ReplayBuffer:
 
     def counters(self) -> dict[str, Any]:
         """Return all of the buffer's state but the transitions."""
-        return {"added": self.added, "capacity": self.capacity, "sampler": self._sampler.bit_generator.state}
+        counters = {"added": self.added, "capacity": self.capacity, "sampler": self._sampler.bit_generator.state}
+        if self._priorities is not None:
+            counters["priorities"] = self._priorities.state_dict(len(self))
+        return counters
 
     def set_counters(self, state: dict[str, Any]) -> None:
         """Take back what `counters` gave."""
         self.added = state["added"]
         self._sampler.bit_generator.state = state["sampler"]
+        if self._priorities is not None:
+            self._priorities.load_state_dict(state["priorities"])
 
 
 def _check_memory(capacity: int, row_bytes: int) -> None:

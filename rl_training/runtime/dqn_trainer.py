@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from rl_training.algorithms.dqn import DQNAgent
-from rl_training.algorithms.schedules import epsilon_at
+from rl_training.algorithms.schedules import epsilon_at, rising
 from rl_training.config import DQNConfig, TrainConfig
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.normalization import Normalizer
@@ -60,6 +61,9 @@ def train_dqn(
         action_size=None,
         seed=derive_seed(config.seed, "replay sampling"),
         device=device,
+        n_step=algo.n_step,
+        gamma=algo.gamma,
+        priority_exponent=algo.priority_exponent if algo.prioritized else None,
     )
     run = create_training_run(config, run_dir, checkpoint)
 
@@ -85,7 +89,7 @@ def train_dqn(
             normalizer.update(step.observations, step.rewards, step.terminated | step.truncated)
 
             # Store
-            replay.add(observations, actions, step.rewards, step.next_observations, step.terminated)
+            replay.add(observations, actions, step.rewards, step.next_observations, step.terminated, step.truncated)
             observations = step.observations
             before = session.global_step
             session.record_step(step)
@@ -95,9 +99,9 @@ def train_dqn(
             if updates_due:
                 session.end_collect()
             if updates_due and session.global_step > algo.learning_starts:
+                weight_exponent = rising(session.state.progress, algo.importance_exponent, 1.0)
                 metrics = [
-                    agent.update(replay.sample(algo.batch_size, normalizer.observations, normalizer.rewards))
-                    for _ in range(updates_due * algo.gradient_steps)
+                    update(agent, replay, normalizer, weight_exponent) for _ in range(updates_due * algo.gradient_steps)
                 ]
                 session.end_update(metrics, epsilon=epsilon, learning_rate=algo.learning_rate)
             for _ in range(crossings(before, session.global_step, algo.target_update_every)):
@@ -108,3 +112,14 @@ def train_dqn(
 
         # Finish
         return session.finish()
+
+
+def update(agent: DQNAgent, replay: ReplayBuffer, normalizer: Normalizer, weight_exponent: float) -> dict[str, Tensor]:
+    """Take one gradient step on a fresh sample, and report its errors where they decide what is drawn next."""
+    batch = replay.sample(
+        agent.config.batch_size, normalizer.observations, normalizer.rewards, weight_exponent=weight_exponent
+    )
+    metrics = agent.update(batch)
+    if agent.td_errors is not None:
+        replay.set_errors(agent.td_errors.cpu().numpy())
+    return metrics
