@@ -189,9 +189,9 @@ def test_without_an_entropy_bonus_and_advantages_the_policy_stays():
 def test_the_critic_moves_the_policy_only_if_layers_are_shared(shared):
     agent = make_agent(share_network=shared)
     batch = make_batch(agent, advantage=0.0, value_error=5.0)
-    before = agent.network.action_parameters(batch.observations).detach()
+    before = agent.network.actor(batch.observations).detach()
     agent.update(batch, clip_range=0.2, learning_rate=1e-2)
-    after = agent.network.action_parameters(batch.observations).detach()
+    after = agent.network.actor(batch.observations).detach()
     assert torch.equal(before, after) is not shared
 
 
@@ -227,7 +227,7 @@ def test_orthogonal_initialisation_can_be_turned_off():
 
 def test_the_first_policy_is_almost_uniform():
     observations = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
-    logits = make_agent().network.action_parameters(observations)
+    logits = make_agent().network.actor(observations)
     torch.testing.assert_close(logits.softmax(-1), torch.full((64, 3), 1 / 3), atol=0.02, rtol=0)
 
 
@@ -338,7 +338,7 @@ def test_epochs_end_early_when_the_policy_moves_beyond_the_target_kl(target_kl, 
     # The first epoch is one minibatch with the policy that collected it, so its divergence is zero; the second sees
     # what a large learning rate did.
     agent = make_agent(num_epochs=5, minibatch_size=16, target_kl=target_kl)
-    metrics = update_epochs(agent, full_rollout(agent), clip_range=0.2, learning_rate=0.05)
+    metrics = update_epochs(agent, full_rollout(agent), torch.zeros(2, 2), clip_range=0.2, learning_rate=0.05)
     assert len(metrics) == epochs
     assert metrics[0]["policy/kl"] < 1e-6
     assert metrics[1]["policy/kl"] > 2e-3
@@ -346,6 +346,6 @@ def test_epochs_end_early_when_the_policy_moves_beyond_the_target_kl(target_kl, 
 
 def test_every_epoch_goes_over_all_minibatches():
     agent = make_agent(num_epochs=3, minibatch_size=5)
-    metrics = update_epochs(agent, full_rollout(agent), clip_range=0.2, learning_rate=1e-3)
+    metrics = update_epochs(agent, full_rollout(agent), torch.zeros(2, 2), clip_range=0.2, learning_rate=1e-3)
     assert len(metrics) == 3 * 4  # 16 transitions in minibatches of 5, 5, 5 and 1
     assert all("policy/explained_variance" in entry for entry in metrics)

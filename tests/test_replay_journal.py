@@ -41,7 +41,7 @@ def test_the_buffer_comes_back_as_it_was(counts, tmp_path):
     total = sum(counts)
     assert restored.added == total
     assert rewards(restored) == [float(number) for number in range(max(0, total - 10), total)]
-    first, second = replay.sample(64), restored.sample(64)
+    first, second = replay.sample(64)[:5], restored.sample(64)[:5]
     assert all(bool((a == b).all()) for a, b in zip(first, second, strict=True))
 
 

@@ -31,8 +31,8 @@ def train_and_record(tiny_config, tmp_path, monkeypatch, algo, *, ends="truncate
             recorded.append(tuple(np.array(argument) for argument in arguments))
             super().add(*arguments)
 
-        def sample(self, *arguments):
-            batch = super().sample(*arguments)
+        def sample(self, *arguments, **options):
+            batch = super().sample(*arguments, **options)
             if samples is not None:
                 samples.append(batch)
             return batch

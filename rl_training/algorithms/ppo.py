@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from rl_training.algorithms.compilation import CompiledUpdate
-from rl_training.algorithms.noise import NoiseBlocks, gumbel, normal
+from rl_training.algorithms.noise import NoiseBlocks, StateNoise, gumbel, normal
 from rl_training.algorithms.optimization import GRADIENT_NORM, Adam, require_finite_gradient
 from rl_training.config import PPOConfig
 from rl_training.data.rollout_buffer import RolloutBatch
@@ -72,6 +72,9 @@ class PPOAgent:
         self.optimizer = Adam(self.network, config.learning_rate, eps=1e-5)
         self.acting_path = acting_path(self.network.actor, num_envs, self.device)
         self._action_parameters = forward_function(self.network.actor, num_envs, self.device)
+        # The same in two steps, for state-dependent noise.
+        self._features = forward_function(self.network.actor_body, num_envs, self.device)
+        self._means = forward_function(nn.Sequential(self.network.actor_head), num_envs, self.device)
         self._log_std = None if self.network.discrete else self.network.log_std.detach()
         self.compiled_update = (
             CompiledUpdate(lambda *tensors: self.learn(RolloutBatch(*tensors[:-2]), *tensors[-2:]), [self.optimizer])
@@ -83,6 +86,9 @@ class PPOAgent:
             self.noise = NoiseBlocks(gumbel, (num_envs, actions.count), seed=noise_seed)
         else:
             self.noise = NoiseBlocks(normal, (num_envs, actions.size), seed=noise_seed)
+            self.state_noise = StateNoise(
+                num_envs, self.network.actor_head.in_features, actions.size, hold=config.noise_hold, seed=noise_seed
+            )
             self._low, self._high = np.array(actions.low, np.float32), np.array(actions.high, np.float32)
 
     def act(self, observations: NDArray[np.float32]) -> NDArray[Any]:
@@ -92,12 +98,14 @@ class PPOAgent:
 
     def explore(self, observations: NDArray[np.float32], vector_step: int) -> NDArray[Any]:
         """Sample an action of the current policy for each environment; the step decides the noise."""
-        parameters = self._action_parameters(observations)
-        noise = self.noise.at(vector_step)
         if self.network.discrete:
-            return (parameters + noise).argmax(-1)
+            return (self._action_parameters(observations) + self.noise.at(vector_step)).argmax(-1)
         assert self._log_std is not None
-        return parameters + np.exp(self._log_std.cpu().numpy()) * noise
+        log_std = self._log_std.cpu().numpy()
+        if self.network.state_noise:
+            features = self._features(observations)
+            return self._means(features) + self.state_noise.at(vector_step, features, log_std)
+        return self._action_parameters(observations) + np.exp(log_std) * self.noise.at(vector_step)
 
     def env_actions(self, actions: NDArray[Any]) -> NDArray[Any]:
         """Return actions as the environment takes them: shifted to its first number, or cut at its bounds."""

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rl_training.algorithms.compilation import Changing, CompiledUpdate
-from rl_training.algorithms.noise import NoiseBlocks, normal, uniform
+from rl_training.algorithms.noise import NoiseBlocks, StateNoise, normal, uniform
 from rl_training.algorithms.optimization import GRADIENT_NORM, Adam, FlatParameters, require_finite_gradient
 from rl_training.config import SACConfig
 from rl_training.data.replay_buffer import Transitions
 from rl_training.networks.numpy_mlp import acting_path, forward_function
-from rl_training.networks.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, SquashedGaussianActor
+from rl_training.networks.squashed_gaussian import LOG_STD_MAX, LOG_STD_MIN, MEAN_LIMIT, SquashedGaussianActor
 from rl_training.networks.twin_critic import TwinCritic
 from rl_training.seeding import derive_seed
 from rl_training.spaces import ContinuousActions, ObservationSpec
@@ -100,15 +100,28 @@ class SACAgent:
         self._center, self._half_range = (self._low + self._high) / 2, (self._high - self._low) / 2
         self.noise = NoiseBlocks(normal, (num_envs, actions.size), seed=derive_seed(seed, "exploration"))
         self.warmup_noise = NoiseBlocks(uniform, (num_envs, actions.size), seed=derive_seed(seed, "warm-up"))
+        if self.actor.state_noise:
+            *body, head = self.actor.network
+            self._features = forward_function(nn.Sequential(*body), num_envs, self.device)
+            self._means = forward_function(nn.Sequential(head), num_envs, self.device)
+            self._log_std = self.actor.log_std.detach()
+            self.state_noise = StateNoise(
+                *(num_envs, *self._log_std.shape), hold=config.noise_hold, seed=derive_seed(seed, "exploration")
+            )
         self._update_noise = torch.Generator().manual_seed(derive_seed(seed, "update noise"))
 
     def act(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the squashed mean action for each observation, as the environment takes it."""
-        mean, _ = np.split(self._actor_outputs(observations), 2, axis=-1)
+        outputs = self._actor_outputs(observations)
+        mean = outputs.clip(-MEAN_LIMIT, MEAN_LIMIT) if self.actor.state_noise else np.split(outputs, 2, axis=-1)[0]
         return self.env_actions(np.tanh(mean))
 
     def explore(self, observations: NDArray[np.float32], vector_step: int) -> NDArray[np.float32]:
         """Sample an action in (-1, 1) of the current policy for each environment; the step decides the noise."""
+        if self.actor.state_noise:
+            features = self._features(observations)
+            mean = self._means(features).clip(-MEAN_LIMIT, MEAN_LIMIT)
+            return np.tanh(mean + self.state_noise.at(vector_step, features, self._log_std.cpu().numpy()))
         mean, log_std = np.split(self._actor_outputs(observations), 2, axis=-1)
         return np.tanh(mean + np.exp(log_std.clip(LOG_STD_MIN, LOG_STD_MAX)) * self.noise.at(vector_step))
 

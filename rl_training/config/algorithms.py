@@ -86,9 +86,14 @@ class PPOConfig(AlgoConfig):
     target_kl: float | None = option(
         None, "End an iteration's epochs beyond 1.5 x this divergence; null is off.", above=0
     )
+    recompute_advantages: bool = option(False, "Estimate the advantages anew before each epoch.")
     share_network: bool = option(False, "Actor and critic share their hidden layers.")
+    critic_hidden_sizes: list[int] | None = option(None, "Hidden layers of the critic; null is as in the actor.")
+    critic_activation: Activation | None = option(None, "Nonlinearity of the critic; null is as in the actor.")
     orthogonal_init: bool = option(True, "Orthogonal weights, with a small last layer in the actor.")
     initial_log_std: float = option(0.0, "Logarithm of the first action deviation (continuous actions).")
+    state_dependent_noise: bool = option(False, "Explore with noise that is a function of the state (gSDE).")
+    noise_hold: int = option(8, "Vector steps for which that function is kept.", at_least=1)
     max_grad_norm: float | None = option(0.5, "Clip the gradient's global norm; null leaves it alone.", above=0)
 
     def second_update_step(self, num_envs: int) -> int:
@@ -101,7 +106,12 @@ class PPOConfig(AlgoConfig):
         return -(-config.total_timesteps // rollout) * self.num_epochs * -(-rollout // self.minibatch_size)
 
     def check_with(self, config: "TrainConfig") -> None:
-        """Refuse a minibatch that no rollout can fill."""
+        """Refuse a minibatch that no rollout can fill, and a critic that cannot share the actor's layers."""
+        if self.share_network and (self.critic_hidden_sizes is not None or self.critic_activation is not None):
+            raise ConfigError(
+                "algo.share_network=true gives the critic the actor's hidden layers: leave algo.critic_hidden_sizes "
+                "and algo.critic_activation at null."
+            )
         rollout = self.num_steps * config.env.num_envs
         if self.minibatch_size > rollout:
             raise ConfigError(
@@ -181,5 +191,9 @@ class SACConfig(OffPolicyConfig):
     target_entropy: float | None = option(
         None, "Entropy to keep, in nats; null is minus the number of action dimensions."
     )
+    critic_layer_norm: bool = option(False, "Normalise the critics' hidden layers, which many gradient steps need.")
+    state_dependent_noise: bool = option(False, "Explore with noise that is a function of the state (gSDE).")
+    noise_hold: int = option(8, "Vector steps for which that function is kept.", at_least=1)
+    initial_log_std: float = option(-3.0, "Logarithm of its first deviation (state-dependent noise).")
     activation: Activation = option(Activation.relu, "Nonlinearity between layers.")
     hidden_sizes: list[int] = option([256, 256], "Width of each hidden layer.", at_least=1)

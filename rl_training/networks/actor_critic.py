@@ -12,31 +12,36 @@ from rl_training.networks.distributions import (
     gaussian_log_prob,
 )
 from rl_training.networks.mlp import body_output_size, initialize_orthogonally, mlp_body
+from rl_training.networks.state_noise import state_log_std
 from rl_training.spaces import ActionSpec, DiscreteActions, ObservationSpec
 
 
 class ActorCritic(nn.Module):
     """Maps observations to the parameters of the action distribution and to a value.
 
-    Discrete actions get logits; continuous ones the mean of a Gaussian whose deviation does not depend on the state.
+    Discrete actions get logits; continuous ones the mean of a Gaussian whose deviation does not depend on the state,
+    or does so through state-dependent noise.
     """
 
     def __init__(self, config: PPOConfig, observation: ObservationSpec, actions: ActionSpec) -> None:
         super().__init__()
         self.discrete = isinstance(actions, DiscreteActions)
         outputs = actions.count if isinstance(actions, DiscreteActions) else actions.size
+        self.state_noise = config.state_dependent_noise and not self.discrete
+        critic_sizes = config.hidden_sizes if config.critic_hidden_sizes is None else config.critic_hidden_sizes
         features = body_output_size(observation.size, config.hidden_sizes)
 
         self.actor_body = mlp_body(observation.size, config.hidden_sizes, config.activation)
         self.critic_body = (
             self.actor_body
             if config.share_network
-            else mlp_body(observation.size, config.hidden_sizes, config.activation)
+            else mlp_body(observation.size, critic_sizes, config.critic_activation or config.activation)
         )
         self.actor_head = nn.Linear(features, outputs)
-        self.critic_head = nn.Linear(features, 1)
+        self.critic_head = nn.Linear(body_output_size(observation.size, critic_sizes), 1)
         if not self.discrete:
-            self.log_std = nn.Parameter(torch.full((outputs,), config.initial_log_std))
+            shape = (features, outputs) if self.state_noise else (outputs,)
+            self.log_std = nn.Parameter(torch.full(shape, config.initial_log_std))
 
         if config.orthogonal_init:
             initialize_orthogonally(self.actor_body, gain=math.sqrt(2))
@@ -50,18 +55,18 @@ class ActorCritic(nn.Module):
         """The layers from observations to action parameters."""
         return nn.Sequential(*self.actor_body, self.actor_head)
 
-    def action_parameters(self, observations: Tensor) -> Tensor:
-        """Logits [B, K], or means [B, A]."""
-        return self.actor_head(self.actor_body(observations))
-
     def values(self, observations: Tensor) -> Tensor:
         """State values [B]."""
         return self.critic_head(self.critic_body(observations)).squeeze(-1)
 
     def log_probs_and_entropy(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Log-probability [B] of each action and entropy [B] of the policy at each observation."""
-        parameters = self.action_parameters(observations)
+        features = self.actor_body(observations)
+        parameters = self.actor_head(features)
         if self.discrete:
             return categorical_log_prob_and_entropy(parameters, actions)
-        log_std = self.log_std.expand_as(parameters)
+        if self.state_noise:
+            log_std = state_log_std(features.detach(), self.log_std)
+        else:
+            log_std = self.log_std.expand_as(parameters)
         return gaussian_log_prob(parameters, log_std, actions), gaussian_entropy(log_std)

@@ -10,18 +10,28 @@ from rl_training.networks.linear import linear
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU}
 
 
-def mlp_body(input_size: int, hidden_sizes: Sequence[int], activation: Activation) -> nn.Sequential:
-    """Hidden layers, each followed by its activation; with no hidden sizes, the identity."""
+def mlp_body(
+    input_size: int, hidden_sizes: Sequence[int], activation: Activation, *, layer_norm: bool = False
+) -> nn.Sequential:
+    """Hidden layers, each followed by its activation, normalised before it on request; without sizes, the identity."""
     layers: list[nn.Module] = []
     for size in hidden_sizes:
-        layers += [linear(input_size, size), _ACTIVATIONS[activation]()]
+        norm = [nn.LayerNorm(size)] if layer_norm else []
+        layers += [linear(input_size, size), *norm, _ACTIVATIONS[activation]()]
         input_size = size
     return nn.Sequential(*layers)
 
 
-def mlp(input_size: int, hidden_sizes: Sequence[int], output_size: int, activation: Activation) -> nn.Sequential:
+def mlp(
+    input_size: int,
+    hidden_sizes: Sequence[int],
+    output_size: int,
+    activation: Activation,
+    *,
+    layer_norm: bool = False,
+) -> nn.Sequential:
     """Hidden layers and a linear output layer."""
-    body = mlp_body(input_size, hidden_sizes, activation)
+    body = mlp_body(input_size, hidden_sizes, activation, layer_norm=layer_norm)
     return body.append(linear(body_output_size(input_size, hidden_sizes), output_size))
 
 

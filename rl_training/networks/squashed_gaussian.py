@@ -1,13 +1,17 @@
 """SAC's actor: a Gaussian squashed into (-1, 1) by tanh."""
 
+import torch
 from torch import Tensor, nn
 
 from rl_training.config import SACConfig
 from rl_training.networks.distributions import squashed_gaussian_sample
-from rl_training.networks.mlp import mlp
+from rl_training.networks.mlp import body_output_size, mlp
+from rl_training.networks.state_noise import state_log_std
 from rl_training.spaces import ContinuousActions, ObservationSpec
 
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+# With state-dependent noise a mean far out, where tanh is flat, would never come back.
+MEAN_LIMIT = 2.0
 
 
 class SquashedGaussianActor(nn.Module):
@@ -15,10 +19,22 @@ class SquashedGaussianActor(nn.Module):
 
     def __init__(self, config: SACConfig, observation: ObservationSpec, actions: ContinuousActions) -> None:
         super().__init__()
-        self.network = mlp(observation.size, config.hidden_sizes, 2 * actions.size, config.activation)
+        self.state_noise = config.state_dependent_noise
+        outputs = actions.size if self.state_noise else 2 * actions.size
+        self.network = mlp(observation.size, config.hidden_sizes, outputs, config.activation)
+        if self.state_noise:
+            features = body_output_size(observation.size, config.hidden_sizes)
+            self.log_std = nn.Parameter(torch.full((features, actions.size), config.initial_log_std))
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and log-deviation, each [B, A]."""
+        if self.state_noise:
+            *hidden, head = self.network
+            features = observations
+            for layer in hidden:
+                features = layer(features)
+            mean = head(features).clamp(-MEAN_LIMIT, MEAN_LIMIT)
+            return mean, state_log_std(features.detach(), self.log_std)
         mean, log_std = self.network(observations).chunk(2, dim=-1)
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 

@@ -14,8 +14,10 @@ class TwinCritic(nn.Module):
     def __init__(self, config: SACConfig, observation: ObservationSpec, actions: ContinuousActions) -> None:
         super().__init__()
         inputs = observation.size + actions.size
-        self.first = mlp(inputs, config.hidden_sizes, 1, config.activation)
-        self.second = mlp(inputs, config.hidden_sizes, 1, config.activation)
+        self.first, self.second = (
+            mlp(inputs, config.hidden_sizes, 1, config.activation, layer_norm=config.critic_layer_norm)
+            for _ in range(2)
+        )
 
     def forward(self, observations: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
         """Return both values, each [B]."""

@@ -100,8 +100,9 @@ def train_ppo(
             # Update
             clip_range = scheduled(algo.clip_range, algo.clip_range_schedule, session.progress_before)
             learning_rate = scheduled(algo.learning_rate, algo.learning_rate_schedule, session.progress_before)
-            estimate_advantages(agent, rollout, torch.from_numpy(observations))
-            metrics = update_epochs(agent, rollout, clip_range=clip_range, learning_rate=learning_rate)
+            metrics = update_epochs(
+                agent, rollout, torch.from_numpy(observations), clip_range=clip_range, learning_rate=learning_rate
+            )
             session.end_update(metrics, clip_range=clip_range, learning_rate=learning_rate)
             rollout.reset()
 
@@ -113,14 +114,13 @@ def train_ppo(
 
 
 def estimate_advantages(agent: PPOAgent, rollout: RolloutBuffer, next_observations: Tensor) -> None:
-    """Value and weigh the whole rollout in one pass: the policy was frozen while it was collected."""
-    observations, actions = rollout.obs.flatten(0, 1), rollout.actions.flatten(0, 1)
+    """Value every step of the rollout in one pass, and weigh its actions by it."""
+    observations = rollout.obs.flatten(0, 1)
     everything = torch.cat([observations, next_observations, rollout.truncated_observations()])
     values, last_values, truncated_values = torch.tensor_split(
         agent.values(everything), [len(observations), len(observations) + len(next_observations)]
     )
     rollout.values = values.view_as(rollout.values)
-    rollout.logprobs = agent.log_probs(observations, actions).view_as(rollout.logprobs)
     rollout.compute_returns_and_advantages(
         last_values=last_values,
         truncated_values=truncated_values,
@@ -130,13 +130,19 @@ def estimate_advantages(agent: PPOAgent, rollout: RolloutBuffer, next_observatio
 
 
 def update_epochs(
-    agent: PPOAgent, rollout: RolloutBuffer, *, clip_range: float, learning_rate: float
+    agent: PPOAgent, rollout: RolloutBuffer, next_observations: Tensor, *, clip_range: float, learning_rate: float
 ) -> list[dict[str, Tensor]]:
     """Go over the rollout `num_epochs` times in minibatches; a large change of the policy ends it early."""
     algo = agent.config
+    # The policy was frozen while it collected: what it thought of each action can be asked now, in one pass.
+    log_probs = agent.log_probs(rollout.obs.flatten(0, 1), rollout.actions.flatten(0, 1))
+    rollout.logprobs = log_probs.view_as(rollout.logprobs)
+    estimate_advantages(agent, rollout, next_observations)
     variance_explained = explained_variance(rollout.values, rollout.returns)
     metrics = []
-    for _ in range(algo.num_epochs):
+    for number in range(algo.num_epochs):
+        if number and algo.recompute_advantages:
+            estimate_advantages(agent, rollout, next_observations)
         epoch = [
             agent.update(batch, clip_range=clip_range, learning_rate=learning_rate)
             for batch in rollout.iter_minibatches(algo.minibatch_size)
