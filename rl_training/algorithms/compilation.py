@@ -57,7 +57,8 @@ class CompiledUpdate:
             self.before_compiling()
             function = self._compiled[shapes] = self._compile(inputs)
         given = [tensor for tensor in inputs if tensor is not None]
-        return dict(zip(self._names, function([*self._state, *given]), strict=True))
+        values = function([*self._state, *given])
+        return dict(zip(self._names, values, strict=True))
 
     @property
     def compilations(self) -> int:
@@ -66,14 +67,17 @@ class CompiledUpdate:
 
     def _compile(self, inputs: Sequence[Tensor | None]) -> Callable[[list[Tensor]], Any]:
         """Return the native function for these shapes, or the update itself where it cannot be compiled."""
+        given = [tensor is not None for tensor in inputs]
+        if self.path == "eager":
+            return functools.partial(self._run_eagerly, given)
         try:
-            function = functools.partial(self._functional, [tensor is not None for tensor in inputs])
+            function = functools.partial(self._functional, given)
             return _compiled(function, [*self._state, *(tensor for tensor in inputs if tensor is not None)])
         except Exception as error:  # a compiler, its headers or an internal of torch: training must go on
             reason = str(error).strip().partition("\n")[0]
             log.warning("cannot compile the update, going on without (%s: %s)", type(error).__name__, reason)
             self.path = "eager"
-            return functools.partial(self._run_eagerly, [tensor is not None for tensor in inputs])
+            return functools.partial(self._run_eagerly, given)
 
     def _run_eagerly(self, given: Sequence[bool], tensors: list[Tensor]) -> list[Tensor]:
         return list(self._named(given, tensors[len(self._state) :]))

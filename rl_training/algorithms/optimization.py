@@ -130,8 +130,9 @@ class Adam:
 def require_finite_gradient(metrics: Mapping[str, Tensor]) -> None:
     """Refuse to go on after a gradient step that was not finite.
 
+    The value loss is asked too: a compiled gradient may turn NaN into a number, as that of the Huber loss does.
     On a GPU this would wait for the device at every step; there the metrics are checked when they are logged.
     """
-    norm = metrics[GRADIENT_NORM]
-    if norm.device.type == "cpu" and not math.isfinite(norm):
+    norm, loss = metrics[GRADIENT_NORM], metrics["loss/value"]
+    if norm.device.type == "cpu" and not (math.isfinite(norm) and math.isfinite(loss)):
         raise NonFiniteError("The loss or its gradient is NaN or infinite.")
