@@ -244,7 +244,8 @@ def run_on_one_core(command: list[str], core: int, cache: Path) -> None:
         raise BenchmarkError(f"{' '.join(command)} failed: {reason}")
     share = (cpu_seconds_of_children() - cpu_before) / (time.monotonic() - start)
     if share < BUSY:
-        print(f"warning: other work took {1 - share:.0%} of core {core}; do not trust this run", file=sys.stderr)
+        label = " ".join(command[3:-1])
+        print(f"warning: {label}: other work took {1 - share:.0%} of core {core}", file=sys.stderr, flush=True)
 
 
 def cpu_seconds_of_children() -> float:

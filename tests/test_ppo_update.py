@@ -13,8 +13,10 @@ from rl_training.algorithms.ppo import (
     standardized,
     value_loss,
 )
-from rl_training.config import PPOConfig
+from rl_training.api.algorithms import make_config
+from rl_training.config import EnvConfig, PPOConfig
 from rl_training.data.rollout_buffer import RolloutBatch, RolloutBuffer
+from rl_training.errors import ConfigError
 from rl_training.runtime.ppo_trainer import estimate_advantages, update_epochs
 from rl_training.spaces import ContinuousActions, DiscreteActions, ObservationSpec
 
@@ -204,6 +206,54 @@ def test_shared_layers_are_counted_and_saved_once():
     assert parameter_count(make_agent(share_network=True)) == 60
 
 
+def layers_of(body: torch.nn.Sequential) -> list[tuple]:
+    """The widths of each linear layer, and the kind of every other one."""
+    return [
+        (layer.in_features, layer.out_features) if isinstance(layer, torch.nn.Linear) else type(layer) for layer in body
+    ]
+
+
+TANH, RELU = torch.nn.Tanh, torch.nn.ReLU
+
+
+@pytest.mark.parametrize(
+    ("settings", "critic", "features"),
+    [
+        ({}, [(2, 8), TANH], 8),
+        ({"critic_hidden_sizes": [32, 16]}, [(2, 32), TANH, (32, 16), TANH], 16),
+        ({"critic_activation": "relu"}, [(2, 8), RELU], 8),
+        ({"critic_hidden_sizes": [5], "critic_activation": "relu"}, [(2, 5), RELU], 5),
+        ({"critic_hidden_sizes": []}, [], 2),  # a linear critic, which is not the same as null
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("actions", [DISCRETE, CONTINUOUS], ids=["discrete", "continuous"])
+def test_the_critic_may_have_layers_of_its_own(settings, critic, features, actions):
+    agent = make_agent(actions, **settings)
+    assert layers_of(agent.network.actor_body) == [(2, 8), TANH]
+    assert layers_of(agent.network.critic_body) == critic
+    assert layers_of([agent.network.critic_head]) == [(features, 1)]
+    assert layers_of([agent.network.actor_head]) == [(8, 3 if actions is DISCRETE else 2)]
+    batch = make_batch(agent, advantage=0.0, value_error=1.0)
+    agent.update(batch, clip_range=0.2, learning_rate=1e-3)
+    assert (agent.values(batch.observations) > batch.values).all()
+
+
+@pytest.mark.parametrize("settings", [{"critic_hidden_sizes": [8]}, {"critic_activation": "relu"}], ids=str)
+def test_shared_layers_and_a_critic_of_its_own_are_refused_by_their_keys(settings):
+    with pytest.raises(ConfigError) as refusal:
+        make_config(PPOConfig(share_network=True, **settings), EnvConfig(id="CartPole-v1"))
+    for key in ("algo.share_network", "algo.critic_hidden_sizes", "algo.critic_activation"):
+        assert key in str(refusal.value)
+    make_config(PPOConfig(share_network=True), EnvConfig(id="CartPole-v1"))
+    make_config(PPOConfig(**settings), EnvConfig(id="CartPole-v1"))
+
+
+def test_a_critic_layer_without_units_is_refused_by_its_key():
+    with pytest.raises(ConfigError, match=r"algo\.critic_hidden_sizes must be at least 1, got 0\."):
+        PPOConfig(critic_hidden_sizes=[8, 0])
+
+
 def test_orthogonal_initialisation_gives_orthogonal_rows_of_the_stated_gains():
     agent = make_agent(hidden_sizes=[8, 8])
     network = agent.network
@@ -349,3 +399,59 @@ def test_every_epoch_goes_over_all_minibatches():
     metrics = update_epochs(agent, full_rollout(agent), torch.zeros(2, 2), clip_range=0.2, learning_rate=1e-3)
     assert len(metrics) == 3 * 4  # 16 transitions in minibatches of 5, 5, 5 and 1
     assert all("policy/explained_variance" in entry for entry in metrics)
+
+
+def constant_rollout() -> RolloutBuffer:
+    """Four steps of one environment that observes nothing and pays 1; the second step terminates, the third is cut."""
+    rollout = RolloutBuffer(4, 1, 2, None, seed=0)
+    nothing, one = np.zeros((1, 2), np.float32), np.ones(1, np.float32)
+    for step in range(4):
+        rollout.add(nothing, np.array([step % 3]), one, np.array([step == 1]), np.array([step == 2]), nothing)
+    return rollout
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_advantages_are_estimated_anew_before_each_epoch_if_asked(recompute):
+    # Every state is worth the critic's bias b. At gamma 0.5 and lambda 0 the advantage is 1 + 0.5 b - b, and 1 - b
+    # where the episode terminated. First b = 0: advantages 1, returns 1. Adam moves b towards 1 by its learning rate
+    # 0.1: advantages 0.95 and 0.9, returns (advantage + b) 1.05 and 1.
+    agent = make_agent(
+        hidden_sizes=[],
+        gamma=0.5,
+        gae_lambda=0.0,
+        num_epochs=2,
+        minibatch_size=4,
+        recompute_advantages=recompute,
+    )
+    seen = []
+    plain_update = agent.update
+
+    def update(batch, **scheduled):
+        seen.append({name: value.tolist() for name, value in batch._asdict().items()})
+        return plain_update(batch, **scheduled)
+
+    agent.update = update
+    rollout = constant_rollout()
+    log_probs = agent.log_probs(torch.zeros(4, 2), torch.tensor([0, 1, 2, 0]))
+    update_epochs(agent, rollout, torch.zeros(1, 2), clip_range=0.2, learning_rate=0.1)
+    first, second = seen
+    assert first["values"] == [0.0] * 4
+    assert first["advantages"] == [1.0] * 4
+    assert first["returns"] == [1.0] * 4
+    if recompute:
+        assert second["values"] == pytest.approx([0.1] * 4, abs=1e-5)
+        assert sorted(second["advantages"]) == pytest.approx([0.9, 0.95, 0.95, 0.95], abs=1e-5)
+        assert sorted(second["returns"]) == pytest.approx([1.0, 1.05, 1.05, 1.05], abs=1e-5)
+    else:
+        assert [second[name] for name in ("values", "advantages", "returns")] == [[0.0] * 4, [1.0] * 4, [1.0] * 4]
+    # The ratio is always to the policy that collected, which has changed by now.
+    for epoch in seen:
+        assert sorted(epoch["log_probs"]) == pytest.approx(sorted(log_probs.tolist()))
+    assert not torch.allclose(agent.log_probs(torch.zeros(4, 2), torch.tensor([0, 1, 2, 0])), log_probs)
+
+
+def test_a_single_epoch_is_the_same_with_advantages_estimated_anew():
+    agents = [make_agent(num_epochs=1, minibatch_size=4, recompute_advantages=value) for value in (True, False)]
+    for agent in agents:
+        update_epochs(agent, full_rollout(agent), torch.zeros(2, 2), clip_range=0.2, learning_rate=0.01)
+    assert same_parameters(*(parameters_of(agent) for agent in agents))

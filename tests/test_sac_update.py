@@ -276,3 +276,41 @@ def test_another_seed_gives_other_updates():
     for agent in (first, second):
         agent.update(make_batch())
     assert not same(first.state_dict()["actor"], second.state_dict()["actor"])
+
+
+def layer_kinds(network: torch.nn.Sequential) -> list[str]:
+    return [type(layer).__name__ for layer in network]
+
+
+def test_layer_normalisation_is_in_all_critics_and_not_in_the_actor():
+    agent = make_agent(hidden_sizes=[8, 6], activation="tanh", critic_layer_norm=True)
+    for critics in (agent.critics, agent.target_critics):
+        for network in (critics.first, critics.second):
+            assert layer_kinds(network) == ["Linear", "LayerNorm", "Tanh", "Linear", "LayerNorm", "Tanh", "Linear"]
+            assert [network[1].normalized_shape, network[4].normalized_shape] == [(8,), (6,)]
+    assert layer_kinds(agent.actor.network) == ["Linear", "Tanh", "Linear", "Tanh", "Linear"]
+    plain = make_agent(hidden_sizes=[8, 6], activation="tanh")
+    assert layer_kinds(plain.critics.first) == layer_kinds(plain.actor.network)
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_normalised_critics_do_not_see_the_scale_of_their_first_layer(normalized):
+    # Ten times the weights and biases are ten times the numbers, which normalising takes back.
+    agent = make_agent(critic_layer_norm=normalized)
+    batch = make_batch()
+    before, _ = agent.critics(batch.observations, batch.actions)
+    with torch.no_grad():
+        agent.critics.first[0].weight.mul_(10.0)
+        agent.critics.first[0].bias.mul_(10.0)
+    after, _ = agent.critics(batch.observations, batch.actions)
+    assert torch.allclose(before, after, atol=1e-3) is normalized
+
+
+def test_updates_move_the_normalisation_and_its_targets_follow():
+    # Weights and biases of the normalisation begin at 1 and 0.
+    agent = make_agent(critic_layer_norm=True, target_update_rate=0.25)
+    agent.update(make_batch())
+    for critics, share in ((agent.critics, 1.0), (agent.target_critics, 0.25)):
+        # Adam's first step is the learning rate 0.01, and the targets go a quarter of it.
+        assert (critics.first[1].weight - 1.0).abs().max().item() == pytest.approx(0.01 * share, rel=1e-2)
+        assert critics.second[1].bias.abs().max().item() == pytest.approx(0.01 * share, rel=1e-2)

@@ -106,7 +106,7 @@ class DQNAgent:
 
     def env_actions(self, actions: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return actions as the environment takes them: shifted to its first number."""
-        return actions + self.actions.start
+        return actions + self.actions.start if self.actions.start else actions
 
     def update(self, batch: Transitions) -> dict[str, Tensor]:
         """Take one gradient step on a batch, compiled or not; returns detached metrics."""

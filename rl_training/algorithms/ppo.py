@@ -110,7 +110,7 @@ class PPOAgent:
     def env_actions(self, actions: NDArray[Any]) -> NDArray[Any]:
         """Return actions as the environment takes them: shifted to its first number, or cut at its bounds."""
         if isinstance(self.actions, DiscreteActions):
-            return actions + self.actions.start
+            return actions + self.actions.start if self.actions.start else actions
         return np.clip(actions, self._low, self._high)
 
     @torch.no_grad()

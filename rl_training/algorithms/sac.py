@@ -113,7 +113,8 @@ class SACAgent:
     def act(self, observations: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the squashed mean action for each observation, as the environment takes it."""
         outputs = self._actor_outputs(observations)
-        mean = outputs.clip(-MEAN_LIMIT, MEAN_LIMIT) if self.actor.state_noise else np.split(outputs, 2, axis=-1)[0]
+        size = self.actions.size
+        mean = outputs.clip(-MEAN_LIMIT, MEAN_LIMIT) if self.actor.state_noise else outputs[:, :size]
         return self.env_actions(np.tanh(mean))
 
     def explore(self, observations: NDArray[np.float32], vector_step: int) -> NDArray[np.float32]:
@@ -122,7 +123,8 @@ class SACAgent:
             features = self._features(observations)
             mean = self._means(features).clip(-MEAN_LIMIT, MEAN_LIMIT)
             return np.tanh(mean + self.state_noise.at(vector_step, features, self._log_std.cpu().numpy()))
-        mean, log_std = np.split(self._actor_outputs(observations), 2, axis=-1)
+        outputs = self._actor_outputs(observations)
+        mean, log_std = outputs[:, : self.actions.size], outputs[:, self.actions.size :]
         return np.tanh(mean + np.exp(log_std.clip(LOG_STD_MIN, LOG_STD_MAX)) * self.noise.at(vector_step))
 
     def random_actions(self, vector_step: int) -> NDArray[np.float32]:

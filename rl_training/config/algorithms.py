@@ -88,7 +88,9 @@ class PPOConfig(AlgoConfig):
     )
     recompute_advantages: bool = option(False, "Estimate the advantages anew before each epoch.")
     share_network: bool = option(False, "Actor and critic share their hidden layers.")
-    critic_hidden_sizes: list[int] | None = option(None, "Hidden layers of the critic; null is as in the actor.")
+    critic_hidden_sizes: list[int] | None = option(
+        None, "Hidden layers of the critic; null is as in the actor.", at_least=1
+    )
     critic_activation: Activation | None = option(None, "Nonlinearity of the critic; null is as in the actor.")
     orthogonal_init: bool = option(True, "Orthogonal weights, with a small last layer in the actor.")
     initial_log_std: float = option(0.0, "Logarithm of the first action deviation (continuous actions).")

@@ -53,8 +53,8 @@ class Priorities:
     """How often each transition of a replay buffer is drawn: its error to the power `exponent`."""
 
     def __init__(self, capacity: int, exponent: float) -> None:
+        self._capacity, self._exponent = capacity, exponent
         self._tree = SumTree(capacity)
-        self._exponent = exponent
         self._highest = 1.0
 
     def add(self, rows: NDArray[np.int64]) -> None:
@@ -87,6 +87,7 @@ class Priorities:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         leaves = state["leaves"]
+        self._tree = SumTree(self._capacity)
         if len(leaves):
             self._tree.set(np.arange(len(leaves)), leaves)
         self._highest = state["highest"]

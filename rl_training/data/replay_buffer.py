@@ -71,7 +71,14 @@ class ReplayBuffer:
             columns["ended"] = ((), np.bool_)  # where an n-step return must stop: truncation counts too
         self.row_dtype = np.dtype([(name, dtype, shape) for name, (shape, dtype) in columns.items()])
         _check_memory(capacity, self.row_dtype.itemsize)
-        self._columns = {name: np.zeros((self.capacity, *shape), dtype) for name, (shape, dtype) in columns.items()}
+        # All float32 columns lie side by side in one table, so that a sample is one gather; the names are views of it.
+        self._table, self._slices = _table_for(columns, self.capacity)
+        self._columns = {
+            name: self._table[:, self._slices[name]]
+            if name in self._slices
+            else np.zeros((self.capacity, *shape), dtype)
+            for name, (shape, dtype) in columns.items()
+        }
         self._sampler = np.random.Generator(np.random.PCG64(seed))
         self._priorities = None if priority_exponent is None else Priorities(self.capacity, priority_exponent)
         self._drawn = np.zeros(0, np.int64)
@@ -110,11 +117,8 @@ class ReplayBuffer:
         """Refuse NaN and infinity in the transitions added since env step `since`, naming step and environment."""
         first = max(since, self.added - self.capacity)
         start, end = first % self.capacity, first % self.capacity + self.added - first
-        columns = self._columns
         # The usual case, in one look: what is new lies in one piece and is finite.
-        if end <= self.capacity and all_finite(
-            columns["observations"][start:end], columns["next_observations"][start:end], columns["rewards"][start:end]
-        ):
+        if end <= self.capacity and all_finite(self._table[start:end]):
             return
         for name, label in (
             ("observations", "observation"),
@@ -163,7 +167,11 @@ class ReplayBuffer:
         return Transitions(**{name: to_device(values, self.device) for name, values in batch.items()})
 
     def _transitions(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-        return {name: column.take(rows, axis=0) for name, column in self._columns.items()}
+        packed = self._table.take(rows, axis=0)
+        return {
+            name: packed[:, self._slices[name]] if name in self._slices else column.take(rows)
+            for name, column in self._columns.items()
+        }
 
     def _n_step_transitions(self, rows: NDArray[np.int64], scale_rewards: Scaling | None) -> dict[str, NDArray[Any]]:
         """Sum up to `n_step` rewards from each row on, to the end of its episode or of what is stored."""
@@ -226,6 +234,19 @@ class ReplayBuffer:
         self._sampler.bit_generator.state = state["sampler"]
         if self._priorities is not None:
             self._priorities.load_state_dict(state["priorities"])
+
+
+def _table_for(
+    columns: dict[str, tuple[tuple[int, ...], Any]], capacity: int
+) -> tuple[NDArray[np.float32], dict[str, int | slice]]:
+    """Return a table for the float32 columns, and where each of them lies in it: a position, or a range of them."""
+    slices: dict[str, int | slice] = {}
+    width = 0
+    for name, (shape, dtype) in columns.items():
+        if dtype is np.float32:
+            slices[name] = slice(width, width + shape[0]) if shape else width
+            width += shape[0] if shape else 1
+    return np.zeros((capacity, width), np.float32), slices
 
 
 def _check_memory(capacity: int, row_bytes: int) -> None:

@@ -55,7 +55,7 @@ class Normalizer:
         self._discounted_returns = np.zeros(config.num_envs)
 
     def update(
-        self, observations: NDArray[np.float32], rewards: NDArray[np.float32] | None = None, dones: Any = None
+        self, observations: NDArray[np.float32], rewards: NDArray[np.float32] | None = None, *ended: Any
     ) -> None:
         """Take in the raw observations [N, D] of a vector step and, except at the first reset, its rewards and ends."""
         if self.config.normalize_observation:
@@ -63,7 +63,8 @@ class Normalizer:
         if self.config.normalize_reward and rewards is not None:
             self._discounted_returns = self._discounted_returns * self._gamma + rewards
             self._returns.update(self._discounted_returns)
-            self._discounted_returns[dones] = 0.0
+            for environments in ended:
+                self._discounted_returns[environments] = 0.0
 
     def observations(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
         """Scale and clip observations."""

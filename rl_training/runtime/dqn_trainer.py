@@ -86,7 +86,7 @@ def train_dqn(
 
             # Step
             step = envs.step(agent.env_actions(actions))
-            normalizer.update(step.observations, step.rewards, step.terminated | step.truncated)
+            normalizer.update(step.observations, step.rewards, step.terminated, step.truncated)
 
             # Store
             replay.add(observations, actions, step.rewards, step.next_observations, step.terminated, step.truncated)

@@ -78,7 +78,7 @@ def train_ppo(
 
                 # Step
                 step = envs.step(agent.env_actions(actions))
-                normalizer.update(step.observations, step.rewards, step.terminated | step.truncated)
+                normalizer.update(step.observations, step.rewards, step.terminated, step.truncated)
 
                 # Store
                 rollout.add(

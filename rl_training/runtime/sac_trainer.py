@@ -79,7 +79,7 @@ def train_sac(
 
             # Step
             step = envs.step(agent.env_actions(actions))
-            normalizer.update(step.observations, step.rewards, step.terminated | step.truncated)
+            normalizer.update(step.observations, step.rewards, step.terminated, step.truncated)
 
             # Store
             replay.add(observations, actions, step.rewards, step.next_observations, step.terminated)

@@ -181,8 +181,14 @@ class TrainingSession:
 
     @property
     def running(self) -> bool:
-        """Whether to begin another iteration."""
-        return not self.done and not self.leaving
+        """Whether to begin another iteration: not `done` and not `leaving`, in one look."""
+        state = self.state
+        return (
+            self._iteration_start < self._budget
+            and state.stop_reason is None
+            and self._signals.stop is None
+            and state.global_step < self._stop_at_step
+        )
 
     def record_step(self, step: EnvStep) -> None:
         """Count one vector step and the episodes that ended in it."""
