@@ -145,8 +145,22 @@ def test_a_preset_is_named_after_an_algorithm_and_an_environment_and_says_its_na
     assert load_yaml(CONF / "tuned" / f"{preset}.yaml")["preset"] == preset
 
 
-def test_the_presets_that_the_readme_promises_exist():
-    assert set(PRESETS) >= {"dqn_cartpole", "ppo_cartpole", "sac_pendulum"}
+def test_every_pair_that_can_be_trained_has_a_preset():
+    discrete = {"acrobot", "cartpole", "lunarlander", "mountaincar"}
+    continuous = {"halfcheetah", "hopper", "inverted_pendulum", "mountaincar_continuous", "pendulum"}
+    assert discrete | continuous | {"gym"} == set(ENVS)
+    assert set(PRESETS) == {
+        *(f"ppo_{env}" for env in discrete | continuous),
+        *(f"dqn_{env}" for env in discrete),
+        *(f"sac_{env}" for env in continuous),
+    }
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_says_where_its_values_come_from(preset):
+    _, comment = (CONF / "tuned" / f"{preset}.yaml").read_text().splitlines()[:2]
+    assert comment.startswith("# ")
+    assert len(comment) > 30
 
 
 @pytest.mark.parametrize("preset", PRESETS)

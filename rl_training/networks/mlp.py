@@ -2,12 +2,23 @@
 
 from collections.abc import Sequence
 
-from torch import nn
+from torch import Tensor, nn
 
 from rl_training.config import Activation
 from rl_training.networks.linear import linear
 
 _ACTIVATIONS: dict[Activation, type[nn.Module]] = {Activation.tanh: nn.Tanh, Activation.relu: nn.ReLU}
+
+
+class Layers(nn.Sequential):
+    """A sequence whose layers are run directly: calling each as a module looks for hooks, for over 1 us a layer."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Run the layers one after the other."""
+        for layer in self._modules.values():
+            assert layer is not None
+            inputs = layer.forward(inputs)
+        return inputs
 
 
 def mlp_body(
@@ -19,7 +30,7 @@ def mlp_body(
         norm = [nn.LayerNorm(size)] if layer_norm else []
         layers += [linear(input_size, size), *norm, _ACTIVATIONS[activation]()]
         input_size = size
-    return nn.Sequential(*layers)
+    return Layers(*layers)
 
 
 def mlp(
