@@ -14,15 +14,15 @@ _BOUND_SIGNS = {"above": ">", "at_least": ">=", "below": "<", "at_most": "<="}
 
 def training_help(config: TrainConfig, launcher: str) -> str:
     """Return the help text for a composed config."""
-    groups = "\n".join(f"  {group:<9} {_choices(group)}" for group in ("algo", "env", "device", "logging"))
-    presets = _choices("tuned")
+    groups = "\n".join(_wrapped(group, _choices(group)) for group in ("algo", "env", "device", "logging"))
+    presets = _wrapped("tuned", f"chosen by algo and env where there is a preset ({_choices('tuned')})")
     settings = "\n".join(_settings(config, ""))
     return f"""Train a reinforcement-learning agent. Any setting can be given as key=value.
 
 Groups (choose one of each: algo=sac env=pendulum)
 {groups}
   env=gym takes any Gymnasium environment: env=gym env.id=MyEnv-v0 [env.import_module=my_package]
-  tuned     chosen by algo and env where there is a preset ({presets})
+{presets}
 
 Examples
   {launcher} algo=sac env=pendulum
@@ -38,6 +38,10 @@ Flags
   -m           sweep over comma-separated values
   --cfg job    print the composed config and leave
   --hydra-help what Hydra itself offers"""
+
+
+def _wrapped(group: str, text: str) -> str:
+    return textwrap.fill(text, 120, initial_indent=f"  {group:<9} ", subsequent_indent=" " * 12)
 
 
 def _choices(group: str) -> str:

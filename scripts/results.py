@@ -11,6 +11,7 @@ training never sees. A row gives the mean over the runs, their interquartile mea
 (stratified resampling is not needed: each run is one number), and every single run.
 """
 
+import hashlib
 import json
 import sys
 import time
@@ -22,7 +23,7 @@ import numpy as np
 
 from rl_training.arguments import fail, parse_key_values, whole_number
 from rl_training.config import TrainConfig
-from rl_training.config.conversion import conf_dir
+from rl_training.config.conversion import conf_dir, plain
 from rl_training.errors import UserError, did_you_mean
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -63,6 +64,7 @@ class Run:
     seconds: float
     returns: list[float]
     curve: list[list[float]]
+    settings: str
 
     @property
     def figure(self) -> float:
@@ -108,7 +110,8 @@ def measure(pair: str, library: str, seed: int, steps: int | None, number: str) 
     """Train one run and evaluate its end, unless that was done before."""
     config = preset_config(pair, seed, steps)
     path = DOCS / "results" / f"{pair}-{config.total_timesteps}-{library}-{seed}.json"
-    if path.exists():
+    settings = fingerprint(config)
+    if path.exists() and json.loads(path.read_text())["settings"] == settings:
         return
     print(f"{number} {pair} ({library}, seed {seed}, {config.total_timesteps:,} steps)", flush=True)
     if library == "sb3":
@@ -118,11 +121,17 @@ def measure(pair: str, library: str, seed: int, steps: int | None, number: str) 
         returns = train_sb3(config, episodes=EPISODES, first_seed=FIRST_SEED)
         seconds, curve = time.monotonic() - start, []
     else:
-        seconds, returns, curve = train_ours(config, RUNS / path.stem)
-    run = Run(pair, library, seed, config.total_timesteps, round(seconds, 1), returns, curve)
+        seconds, returns, curve = train_ours(config, RUNS / f"{path.stem}-{settings}")
+    run = Run(pair, library, seed, config.total_timesteps, round(seconds, 1), returns, curve, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(run)) + "\n")
     print(f"    return {run.figure:.1f} in {seconds:.0f} s", flush=True)
+
+
+def fingerprint(config: TrainConfig) -> str:
+    """Return a short name for what decides a result, so that a changed preset is measured anew."""
+    settings = json.dumps([plain(config.algo), plain(config.env)], sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()[:12]
 
 
 def preset_config(pair: str, seed: int, steps: int | None = None) -> TrainConfig:
@@ -210,14 +219,14 @@ def write_report(runs: list[Run]) -> None:
 def row(pair: str, steps: int, library: str, runs: list[Run]) -> str:
     """One line of the table."""
     figures = np.array([run.figure for run in sorted(runs, key=lambda run: run.seed)])
-    low, high = bootstrap_interval(figures)
+    interval = "" if len(figures) < 3 else " [{:.1f}, {:.1f}]".format(*bootstrap_interval(figures))  # of two: nothing
     cells = [
         pair.replace("_", " ", 1),
         f"{steps:,}",
         "**ours**" if library == "ours" else "SB3",
         str(len(runs)),
         f"{figures.mean():.1f}",
-        f"{interquartile_mean(figures):.1f} [{low:.1f}, {high:.1f}]",
+        f"{interquartile_mean(figures):.1f}{interval}",
         ", ".join(f"{figure:.1f}" for figure in figures),
         f"{np.median([run.seconds for run in runs]):.0f} s",
         PUBLISHED.get(pair, "-") if library == "ours" else "",

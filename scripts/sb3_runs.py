@@ -5,7 +5,7 @@ from typing import Any
 import gymnasium as gym
 import torch
 
-from rl_training.config import Activation, AlgoConfig, DQNConfig, PPOConfig, SACConfig, Schedule, TrainConfig
+from rl_training.config import Activation, AlgoConfig, DQNConfig, PPOConfig, QLoss, SACConfig, Schedule, TrainConfig
 from rl_training.errors import UserError
 
 ACTIVATIONS = {Activation.tanh: torch.nn.Tanh, Activation.relu: torch.nn.ReLU}
@@ -20,6 +20,8 @@ def train_sb3(config: TrainConfig, *, episodes: int, first_seed: int) -> list[fl
     except ImportError:
         raise UserError("peers=sb3 needs an extra: pip install 'rl_training[bench]'") from None
 
+    if config.env.env_kwargs or (config.env.num_envs > 1 and not isinstance(config.algo, PPOConfig)):
+        raise UserError("peers=sb3 takes no env_kwargs, and counts updates of several environments in another way.")
     torch.set_num_threads(1)
     envs: Any = make_vec_env(config.env.id, config.env.num_envs, seed=config.seed)
     normalized = config.env.normalize_observation or config.env.normalize_reward
@@ -56,8 +58,7 @@ def sb3_settings(algo: AlgoConfig) -> dict[str, Any]:
     """Translate our settings; one that SB3 does not have is refused, so that no row compares unequal things."""
     network: dict[str, Any] = {"net_arch": list(algo.hidden_sizes), "activation_fn": ACTIVATIONS[algo.activation]}
     if isinstance(algo, PPOConfig):
-        if algo.recompute_advantages or algo.target_kl is not None:
-            raise UserError("SB3's PPO does not recompute advantages, and its target_kl means something else.")
+        _refuse(algo, recompute_advantages=False, target_kl=None, share_network=False, critic_activation=None)
         critic = algo.hidden_sizes if algo.critic_hidden_sizes is None else algo.critic_hidden_sizes
         network |= {
             "net_arch": {"pi": list(algo.hidden_sizes), "vf": list(critic)},
@@ -82,9 +83,8 @@ def sb3_settings(algo: AlgoConfig) -> dict[str, Any]:
             "policy_kwargs": network,
         }
     if isinstance(algo, DQNConfig):
-        missing = [name for name in ("dueling", "prioritized") if getattr(algo, name)]
-        if missing:  # double Q is missing too, but it is our default: the report says so
-            raise UserError(f"SB3's DQN has no {' and no '.join(missing)}; leave out peers=sb3 for this pair.")
+        # Double Q is missing too, but it is our default: the report says so.
+        _refuse(algo, dueling=False, prioritized=False, loss=QLoss.huber)
         return {
             **_off_policy(algo),
             "n_steps": algo.n_step,
@@ -97,8 +97,7 @@ def sb3_settings(algo: AlgoConfig) -> dict[str, Any]:
             "policy_kwargs": network,
         }
     assert isinstance(algo, SACConfig)
-    if algo.critic_layer_norm:
-        raise UserError("SB3's SAC has no layer norm in its critics; leave out peers=sb3 for this pair.")
+    _refuse(algo, critic_layer_norm=False, max_grad_norm=None)
     entropy = f"auto_{algo.temperature}" if algo.learn_temperature else algo.temperature
     if algo.state_dependent_noise:
         network["log_std_init"] = algo.initial_log_std
@@ -111,6 +110,14 @@ def sb3_settings(algo: AlgoConfig) -> dict[str, Any]:
         "sde_sample_freq": algo.noise_hold if algo.state_dependent_noise else -1,
         "policy_kwargs": network,
     }
+
+
+def _refuse(algo: AlgoConfig, **available: Any) -> None:
+    for name, only in available.items():
+        if getattr(algo, name) != only:
+            raise UserError(
+                f"SB3's {algo.name.upper()} has nothing like algo.{name}={getattr(algo, name)}; leave out peers=sb3."
+            )
 
 
 def _off_policy(algo: DQNConfig | SACConfig) -> dict[str, Any]:

@@ -129,10 +129,21 @@ def test_true_without_a_compiler_warns_once_and_is_false(compiler, caplog):
     config = settled(config_of("ppo", compile=True), CPU)
     assert config.device.compile is False
     (warning,) = warnings_in(caplog)
-    assert warning.startswith("device.compile=true needs a C++ compiler")
+    assert warning.startswith("device.compile=true: it needs a C++ compiler")
     assert "\n" not in warning
     assert settled(config, CPU) == config
     assert len(warnings_in(caplog)) == 1
+
+
+def test_true_is_false_on_a_gpu_and_for_an_algorithm_without_a_compiled_update(compiler, caplog):
+    compiler(True)
+    assert settled(config_of("ppo", compile=True), torch.device("cuda")).device.compile is False
+    config = dataclasses.replace(config_of("ppo", compile=True), algo=AlgoConfig(name="mine"))
+    assert settled(config, CPU).device.compile is False
+    assert [warning.split(": ")[1] for warning in warnings_in(caplog)] == [
+        "updates are compiled on the CPU only, not on cuda; going on without.",
+        "algo=mine has no compiled update; going on without.",
+    ]
 
 
 def test_the_compiler_is_the_one_that_cxx_names(tmp_path, monkeypatch):

@@ -2,7 +2,9 @@
 
 import io
 import logging
+import os
 import random
+import signal
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ from rl_training.algorithms.sac import SACAgent
 from rl_training.config import DQNConfig, PPOConfig, SACConfig
 from rl_training.data.replay_buffer import Transitions
 from rl_training.data.rollout_buffer import RolloutBatch
-from rl_training.errors import NonFiniteError
+from rl_training.errors import NonFiniteError, UserError
 from rl_training.networks import linear
 from rl_training.runtime.automatic import cpp_compiler
 from rl_training.runtime.callbacks import Progress
@@ -409,3 +411,58 @@ def test_compiling_draws_no_random_number():
         agent.update(make_batch(DQN, DISCRETE))
         states.append((random.getstate(), torch.get_rng_state(), np.random.get_state()))  # noqa: NPY002
     assert differences(*states) == []
+
+
+# What is kept
+
+
+def test_a_damaged_cache_is_done_without(monkeypatch, caplog):
+    calls = []
+
+    def damaged_at_first(function, tensors):
+        calls.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        if len(calls) == 1:
+            raise OSError("file too short")
+        return original(function, tensors)
+
+    original = compilation._traced_and_compiled
+    monkeypatch.setattr(compilation, "_traced_and_compiled", damaged_at_first)
+    agent = make_agent(DQN, DISCRETE, compiled=True)
+    agent.update(make_batch(DQN, DISCRETE))
+    assert agent.compiled_update.path == "compiled"
+    assert len(set(calls)) == 2
+    assert warnings_in(caplog) == []
+
+
+def test_another_processor_or_thread_count_has_a_cache_of_its_own(monkeypatch, tmp_path):
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    seen = []
+    for vendor in ("AuthenticAMD", "GenuineIntel", "AuthenticAMD"):
+        monkeypatch.setattr(compilation, "cpu_vendor_and_flags", lambda vendor=vendor: (vendor, frozenset({"avx2"})))
+        with compilation._kept_code():
+            seen.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    assert seen[0] != seen[1]
+    assert seen[0] == seen[2]
+    assert all(path.startswith(str(tmp_path)) for path in seen)
+    assert "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+
+
+def test_a_resumed_run_that_was_compiled_does_not_go_on_eagerly(failing_compiler):
+    agent = make_agent(DQN, DISCRETE, compiled=True)
+    agent.compiled_update.required = True
+    with pytest.raises(UserError, match=r"compiling failed here \(RuntimeError: no headers\)"):
+        agent.update(make_batch(DQN, DISCRETE))
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="Windows has no signal masks")
+def test_ctrl_c_waits_until_the_compiler_is_done():
+    received = []
+    before = signal.signal(signal.SIGINT, lambda *_: received.append("interrupt"))
+    try:
+        with compilation._signals_held_back():
+            os.kill(os.getpid(), signal.SIGINT)
+            received.append("compiled")
+        assert received == ["compiled", "interrupt"]
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -84,6 +84,7 @@ def test_the_shipped_environments_are_all_there():
         "gym",
         "halfcheetah",
         "hopper",
+        "inverted_pendulum",
         "lunarlander",
         "mountaincar",
         "mountaincar_continuous",
@@ -185,8 +186,8 @@ def test_tuned_none_turns_the_preset_off(composed):
 
 
 def test_a_pair_without_a_preset_gets_the_defaults(composed):
-    expected = TrainConfig(algo=PPOConfig(), env=EnvConfig(name="acrobot", id="Acrobot-v1"))
-    assert composed("algo=ppo", "env=acrobot") == expected
+    expected = TrainConfig(algo=PPOConfig(), env=EnvConfig(name="gym", id="Taxi-v3"))
+    assert composed("algo=ppo", "env=gym", "env.id=Taxi-v3") == expected
 
 
 # One default, written once

@@ -63,7 +63,10 @@ def test_a_measured_run_is_not_measured_again_and_one_without_its_file_goes_on(r
     monkeypatch.setattr(results, "train_ours", lambda *_: pytest.fail("measured twice"))
     results.measure("ppo_cartpole", "ours", 1, 600, "1/1")
     assert path.read_bytes() == content
-    monkeypatch.undo()
+    monkeypatch.setattr(results, "fingerprint", lambda _: "another preset")
+    monkeypatch.setattr(results, "train_ours", lambda *_: (1.0, [2.0], []))
+    results.measure("ppo_cartpole", "ours", 1, 600, "1/1")
+    assert json.loads(path.read_text())["returns"] == [2.0]
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(results):
@@ -80,18 +83,18 @@ def test_an_interrupted_run_goes_on_where_it_stopped(results):
 
 def test_the_report_shows_every_seed_next_to_the_peer_and_the_published_value(results):
     runs = [
-        results.Run("dqn_cartpole", library, seed, 50_000, 12.0, [figure] * 4, [[1.0, 2.0], [3.0, figure]])
-        for library, figures in (("ours", [500.0, 480.0]), ("sb3", [500.0, 193.0]))
+        results.Run("dqn_cartpole", library, seed, 50_000, 12.0, [figure] * 4, [[1.0, 2.0], [3.0, figure]], "")
+        for library, figures in (("ours", [500.0, 480.0, 490.0]), ("sb3", [500.0, 193.0]))
         for seed, figure in enumerate(figures, start=1)
     ]
     (results.DOCS).mkdir()
     results.write_report(runs)
     text = (results.DOCS / "results.md").read_text()
     assert (
-        "| dqn cartpole | 50,000 | **ours** | 2 | 490.0 | 490.0 [480.0, 500.0] | 500.0, 480.0 | 12 s | 500 (50k) |"
+        "| dqn cartpole | 50,000 | **ours** | 3 | 490.0 | 490.0 [480.0, 500.0] | 500.0, 480.0, 490.0 | 12 s | 500 (50k) |"
         in text
     )
-    assert "| dqn cartpole | 50,000 | SB3 | 2 | 346.5 |" in text
+    assert "| dqn cartpole | 50,000 | SB3 | 2 | 346.5 | 346.5 | 500.0, 193.0 |" in text
     assert "](images/curves_dqn.png)" in text
     assert (results.DOCS / "images" / "curves_dqn.png").stat().st_size > 5_000
 

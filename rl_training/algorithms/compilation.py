@@ -8,15 +8,21 @@ used: it would look at the state of the agent before every call, and it does not
 
 import contextlib
 import functools
+import hashlib
 import logging
 import os
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 from unittest import mock
 
 import torch
 from torch import Tensor
+
+from rl_training.errors import UserError
+from rl_training.runtime.system import cpu_vendor_and_flags
 
 Update = Callable[..., Mapping[str, Tensor]]
 
@@ -46,6 +52,8 @@ class CompiledUpdate:
         self._state = [tensor for part in parts for tensor in part.changing_tensors()]
         self.path = "compiled"
         """How updates are done: "compiled", or "eager" where compiling failed."""
+        self.required = False
+        """Whether a failure to compile is an error: a resumed run must not go on with other bits."""
         self.before_compiling: Callable[[], None] = lambda: None
         """Called before the seconds that a compilation takes."""
 
@@ -74,10 +82,20 @@ class CompiledUpdate:
             function = functools.partial(self._functional, given)
             return _compiled(function, [*self._state, *(tensor for tensor in inputs if tensor is not None)])
         except Exception as error:  # a compiler, its headers or an internal of torch: training must go on
-            reason = str(error).strip().partition("\n")[0]
-            log.warning("cannot compile the update, going on without (%s: %s)", type(error).__name__, reason)
-            self.path = "eager"
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            if self.required:
+                raise UserError(
+                    f"The checkpoint has compiled updates, and compiling failed here ({reason}). Nothing was changed; "
+                    "device.compile=false goes on without, with other bits."
+                ) from error
+            log.warning("cannot compile the update, going on without (%s)", reason)
+            self.run_eagerly()
             return functools.partial(self._run_eagerly, given)
+
+    def run_eagerly(self) -> None:
+        """Do without compiling from now on."""
+        self.path = "eager"
+        self._compiled.clear()
 
     def _run_eagerly(self, given: Sequence[bool], tensors: list[Tensor]) -> list[Tensor]:
         return list(self._named(given, tensors[len(self._state) :]))
@@ -101,7 +119,61 @@ class CompiledUpdate:
 
 
 def _compiled(function: Callable[..., Any], tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
-    _keep_compiled_code()
+    """Compile, with what is kept from earlier runs or, should that be damaged, without."""
+    with _signals_held_back():
+        try:
+            with _kept_code():
+                return _traced_and_compiled(function, tensors)
+        except Exception as error:
+            log.info("compiling again without the cache, after %s: %s", type(error).__name__, error)
+            with tempfile.TemporaryDirectory() as directory, _cache_directory(directory):
+                return _traced_and_compiled(function, tensors)
+
+
+@contextlib.contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """Keep Ctrl-C, which a terminal sends to every process, from killing the C++ compiler; it arrives afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextlib.contextmanager
+def _kept_code() -> Iterator[None]:
+    """Keep compiled code where it outlives a reboot, apart for each kind of processor and number of threads.
+
+    torch's own choice is a temporary directory, and its key leaves the processor out: a home directory that machines
+    share must not hand one the code of another.
+    """
+    if "TORCHINDUCTOR_CACHE_DIR" in os.environ:
+        yield
+        return
+    vendor, flags = cpu_vendor_and_flags()
+    kind = f"{torch.__version__} {vendor} {sorted(flags)} {torch.get_num_threads()} threads"
+    key = hashlib.sha256(kind.encode()).hexdigest()[:16]
+    try:
+        root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        directory = root / "rl_training" / "compiled" / key
+        directory.mkdir(parents=True, exist_ok=True)
+        usable = os.access(directory, os.W_OK)
+    except (OSError, RuntimeError):  # no home, or one that cannot be written
+        usable = False
+    with _cache_directory(str(directory)) if usable else contextlib.nullcontext():
+        yield
+
+
+@contextlib.contextmanager
+def _cache_directory(directory: str) -> Iterator[None]:
+    with mock.patch.dict(os.environ, {"TORCHINDUCTOR_CACHE_DIR": directory}):
+        yield
+
+
+def _traced_and_compiled(function: Callable[..., Any], tensors: list[Tensor]) -> Callable[[list[Tensor]], Any]:
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
     from torch._inductor.lowering import lowerings
@@ -113,14 +185,6 @@ def _compiled(function: Callable[..., Any], tensors: list[Tensor]) -> Callable[[
     with torch.no_grad(), settings, mock.patch.dict(lowerings, {_ONEDNN_LINEAR: _lower_onednn_linear}):
         compiled: Any = compile_fx(graph, tensors)
     return lambda values: compiled(*values)
-
-
-def _keep_compiled_code() -> None:
-    """Let compiled code outlive a reboot, which torch's default, a temporary directory, does not."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rl_training" / "compiled"
-    with contextlib.suppress(OSError):
-        cache.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache))
 
 
 def _adam_step(

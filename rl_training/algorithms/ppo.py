@@ -128,7 +128,7 @@ class PPOAgent:
 
     def update(self, batch: RolloutBatch, *, clip_range: float, learning_rate: float) -> dict[str, Tensor]:
         """Take one gradient step on a minibatch, compiled or not; returns detached metrics."""
-        if self.compiled_update is None:
+        if self.compiled_update is None or self.compiled_update.path == "eager":
             metrics = self.learn(batch, clip_range, learning_rate)
         else:
             scheduled = to_device(torch.tensor([clip_range, learning_rate]), self.device)

@@ -93,7 +93,9 @@ class PPOConfig(AlgoConfig):
     )
     critic_activation: Activation | None = option(None, "Nonlinearity of the critic; null is as in the actor.")
     orthogonal_init: bool = option(True, "Orthogonal weights, with a small last layer in the actor.")
-    initial_log_std: float = option(0.0, "Logarithm of the first action deviation (continuous actions).")
+    initial_log_std: float = option(
+        0.0, "Logarithm of the first action deviation, or with state-dependent noise of that of its weights."
+    )
     state_dependent_noise: bool = option(False, "Explore with noise that is a function of the state (gSDE).")
     noise_hold: int = option(8, "Vector steps for which that function is kept.", at_least=1)
     max_grad_norm: float | None = option(0.5, "Clip the gradient's global norm; null leaves it alone.", above=0)
@@ -177,6 +179,16 @@ class DQNConfig(OffPolicyConfig):
     loss: QLoss = option(QLoss.huber, "Penalty on the temporal-difference error.")
     max_grad_norm: float | None = option(10.0, "Clip the gradient's global norm; null leaves it alone.", above=0)
     activation: Activation = option(Activation.relu, "Nonlinearity between layers.")
+
+    def check_with(self, config: "TrainConfig") -> None:
+        """Refuse a replay buffer that cannot hold the steps of an n-step return."""
+        super().check_with(config)
+        needed = self.n_step * config.env.num_envs
+        if self.buffer_size < needed:
+            raise ConfigError(
+                f"algo.buffer_size={self.buffer_size} cannot hold algo.n_step={self.n_step} steps of "
+                f"env.num_envs={config.env.num_envs} environments. Try algo.buffer_size={100 * needed}."
+            )
 
 
 @dataclass

@@ -48,11 +48,11 @@ class DeviceConfig:
 
     def __post_init__(self) -> None:
         """Check every field."""
-        check_fields(self, "device")
-        for key, alternatives in (("threads", "a whole number"), ("compile", "true or false")):
+        for key, kind, alternatives in (("threads", int, "a whole number"), ("compile", bool, "true or false")):
             value = getattr(self, key)
-            if isinstance(value, str) and value != "auto":
+            if value != "auto" and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
                 raise ConfigError(f"device.{key} must be auto, {alternatives}, got {value!r}.")
+        check_fields(self, "device")
 
 
 @dataclass

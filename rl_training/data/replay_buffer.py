@@ -1,6 +1,6 @@
 """What DQN and SAC learn from: the last `capacity` transitions, sampled uniformly."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,6 +112,12 @@ class ReplayBuffer:
         if self._priorities is not None:
             self._priorities.add(np.arange(start, start + self.num_envs))
         self.added += self.num_envs
+
+    def end_episodes(self, envs: Sequence[int]) -> None:
+        """Let no n-step return run past the newest transition of these environments: they began anew."""
+        if self.n_step > 1 and self.added:
+            newest = (self.added - self.num_envs) % self.capacity
+            self._columns["ended"][[newest + env for env in envs]] = True
 
     def check_finite(self, since: int) -> None:
         """Refuse NaN and infinity in the transitions added since env step `since`, naming step and environment."""

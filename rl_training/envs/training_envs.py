@@ -56,6 +56,8 @@ class TrainingEnvs:
         """What the policy sees next."""
         self._discrete = isinstance(self.action_spec, DiscreteActions)
         self.vector_steps = 0
+        self.restarted: list[int] = []
+        """The environments that the last `load_state_dict` could not rebuild."""
         self.inexact_reason: str | None = None
         """Why the last `load_state_dict` could not rebuild every environment, if it could not."""
         self._normalizing = config.env.normalize_observation or config.env.normalize_reward
@@ -128,6 +130,7 @@ class TrainingEnvs:
                 if not np.array_equal(observation, self.observations[index]):
                     raise RestoreError("its replayed episode led to another observation")
             except (RestoreError, EnvironmentFailure) as error:
+                self.restarted.append(index)
                 self.inexact_reason = f"environment {index} started a new episode, because {error}"
                 seed = derive_seed(self._config.seed, f"env resumed at {self.vector_steps}", index)
                 observation = env.get_wrapper_attr("restart")(seed, self.vector_steps)

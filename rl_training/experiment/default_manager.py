@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment import registry
+from rl_training.spaces import DiscreteActions
 
 if TYPE_CHECKING:
     from rl_training.runtime.callbacks import Callback
@@ -56,6 +57,11 @@ def check_experiment(config: TrainConfig) -> None:
 
     _, actions = probe_spaces(config.env)
     registry.check_actions(spec, actions, config.env.id)
+    if getattr(config.algo, "state_dependent_noise", False) and isinstance(actions, DiscreteActions):
+        raise ConfigError(
+            f"algo.state_dependent_noise=true needs continuous actions, and {config.env.id} has discrete ones. "
+            "Leave it at false."
+        )
 
     from rl_training.runtime.run_utils import resolve_device
 

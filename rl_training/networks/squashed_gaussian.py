@@ -34,7 +34,8 @@ class SquashedGaussianActor(nn.Module):
             for layer in hidden:
                 features = layer(features)
             mean = head(features).clamp(-MEAN_LIMIT, MEAN_LIMIT)
-            return mean, state_log_std(features.detach(), self.log_std)
+            # Not detached, unlike in PPO: else the layers may let the features, and with them the noise, fade to zero.
+            return mean, state_log_std(features, self.log_std)
         mean, log_std = self.network(observations).chunk(2, dim=-1)
         return mean, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX)
 

@@ -33,7 +33,8 @@ def thread_count(config: TrainConfig) -> int:
     """Return the threads of torch: one for the usual networks, two for wide layers where there are two cores."""
     if isinstance(config.device.threads, int):
         return config.device.threads
-    wide = max(config.algo.hidden_sizes, default=0) >= WIDE_LAYER
+    widths = [*config.algo.hidden_sizes, *(getattr(config.algo, "critic_hidden_sizes", None) or [])]
+    wide = max(widths, default=0) >= WIDE_LAYER
     return 2 if wide and _cores() >= 2 else 1
 
 
@@ -42,11 +43,23 @@ def compiles(config: TrainConfig, device: "torch.device") -> bool:
     if config.device.compile == AUTO:
         pays = config.algo.compiling_pays_after
         long_enough = pays is not None and config.algo.planned_gradient_steps(config) >= pays
-        return long_enough and device.type == "cpu" and cpp_compiler() is not None
-    if config.device.compile and device.type == "cpu" and cpp_compiler() is None:
-        log.warning("device.compile=true needs a C++ compiler (g++, or the one that CXX names); going on without.")
+        return long_enough and _obstacle(config, device) is None
+    if not config.device.compile:
         return False
-    return bool(config.device.compile)
+    obstacle = _obstacle(config, device)
+    if obstacle is not None:
+        log.warning("device.compile=true: %s; going on without.", obstacle)
+    return obstacle is None
+
+
+def _obstacle(config: TrainConfig, device: "torch.device") -> str | None:
+    if config.algo.compiling_pays_after is None:
+        return f"algo={config.algo.name} has no compiled update"
+    if device.type != "cpu":
+        return f"updates are compiled on the CPU only, not on {device.type}"
+    if cpp_compiler() is None:
+        return "it needs a C++ compiler (g++, or the one that CXX names)"
+    return None
 
 
 def cpp_compiler() -> str | None:

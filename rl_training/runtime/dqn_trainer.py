@@ -73,6 +73,7 @@ def train_dqn(
     ) as session:
         if not session.resumed:
             normalizer.update(envs.reset())
+        replay.end_episodes(envs.restarted)
         observations = envs.observations
 
         while session.running:

@@ -16,7 +16,7 @@ import torch
 from omegaconf import OmegaConf
 
 from rl_training.config import DeviceKind, TrainConfig
-from rl_training.config.conversion import plain
+from rl_training.config.conversion import load_yaml, plain
 from rl_training.errors import NonFiniteError, UserError
 from rl_training.runtime.automatic import settled, thread_count
 from rl_training.runtime.checkpointing import clear_the_way, prune, read_checkpoint, write_checkpoint
@@ -44,6 +44,8 @@ class TrainingRun:
     checkpoint: Path | None = None
     """The checkpoint that the run continues from, and its state."""
     restored: dict[str, Any] | None = None
+    saved_compile: bool | str | None = None
+    """What the saved config of a resumed run says about compiling."""
     started: float = field(default_factory=time.monotonic)
 
     def close(self) -> None:
@@ -114,6 +116,7 @@ def create_training_run(
         raise _unwritable(run_dir, error) from None
     try:
         restored = None if checkpoint is None else read_checkpoint(checkpoint)
+        saved_compile = None if checkpoint is None else _saved_compile(run_dir)
         if checkpoint is None:
             require_no_run(run_dir)
             write_durably(run_dir / CONFIG_FILE, _config_yaml(config))
@@ -126,7 +129,11 @@ def create_training_run(
         raise
     writer = MetricsWriter(run_dir, metrics_file=config.logging.metrics_file, tensorboard=config.logging.tensorboard)
     log.info("run directory %s, device %s, preset %s", run_dir, device, config.preset)
-    return TrainingRun(config, run_dir, device, writer, lock, checkpoint, restored)
+    return TrainingRun(config, run_dir, device, writer, lock, checkpoint, restored, saved_compile)
+
+
+def _saved_compile(run_dir: Path) -> Any:
+    return load_yaml(saved_config_file(run_dir)).get("device", {}).get("compile")
 
 
 def require_free(run_dir: Path) -> None:

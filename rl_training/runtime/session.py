@@ -117,6 +117,12 @@ class TrainingSession:
         """Hand the checkpoint to every part, and only then touch the run directory."""
         restore_training_state(self._run, self._parts)
         assert self._run.restored is not None
+        compiled = getattr(self.state.agent, "compiled_update", None)
+        if compiled is not None:
+            before = self._run.restored["platform"].get("updates")
+            compiled.required = before == "compiled"
+            if before == "eager" and self._run.saved_compile is True:
+                compiled.run_eagerly()  # compiling failed then; if it worked now, the bits would change
         now = numeric_platform(self.state.config, self._run.device, self.state.agent)
         reasons = platform_changes(self._run.restored["platform"], now)
         if self._envs.inexact_reason is not None:
