@@ -102,9 +102,12 @@ BUILD = "config observation actions device="
         (RolloutBuffer.add, "observations actions rewards terminated truncated next_observations"),
         (RolloutBuffer.compute_returns_and_advantages, "last_values gamma gae_lambda truncated_values="),
         (RolloutBuffer.iter_minibatches, "minibatch_size"),
-        (ReplayBuffer, "capacity num_envs observation_size action_size *seed *device="),
-        (ReplayBuffer.add, "observations actions rewards next_observations terminated"),
-        (ReplayBuffer.sample, "batch_size scale_observations= scale_rewards="),
+        (
+            ReplayBuffer,
+            "capacity num_envs observation_size action_size *seed *device= *n_step= *gamma= *priority_exponent=",
+        ),
+        (ReplayBuffer.add, "observations actions rewards next_observations terminated truncated="),
+        (ReplayBuffer.sample, "batch_size scale_observations= scale_rewards= *weight_exponent="),
     ],
 )
 def test_a_documented_function_has_its_documented_signature(function, expected):

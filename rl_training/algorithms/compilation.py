@@ -132,7 +132,7 @@ def _compiled(function: Callable[..., Any], tensors: list[Tensor]) -> Callable[[
 
 @contextlib.contextmanager
 def _signals_held_back() -> Iterator[None]:
-    """Keep Ctrl-C, which a terminal sends to every process, from killing the C++ compiler; it arrives afterwards."""
+    """Keep Ctrl-C, which a terminal sends to every process, from killing the C++ compiler, which inherits the mask."""
     if not hasattr(signal, "pthread_sigmask"):
         yield
         return
