@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from rl_training.arguments import fail, parse_key_values, whole_number
-from rl_training.config import TrainConfig
+from rl_training.config import EnvConfig, TrainConfig
 from rl_training.config.conversion import conf_dir, plain
 from rl_training.errors import UserError, did_you_mean
 
@@ -64,7 +64,7 @@ class Run:
     seconds: float
     returns: list[float]
     curve: list[list[float]]
-    settings: str
+    settings: dict[str, dict[str, Any]]
 
     @property
     def figure(self) -> float:
@@ -110,8 +110,8 @@ def measure(pair: str, library: str, seed: int, steps: int | None, number: str) 
     """Train one run and evaluate its end, unless that was done before."""
     config = preset_config(pair, seed, steps)
     path = DOCS / "results" / f"{pair}-{config.total_timesteps}-{library}-{seed}.json"
-    settings = fingerprint(config)
-    if path.exists() and json.loads(path.read_text())["settings"] == settings:
+    settings = {"algo": plain(config.algo), "env": plain(config.env)}
+    if path.exists() and same_settings(json.loads(path.read_text())["settings"], settings, config):
         return
     print(f"{number} {pair} ({library}, seed {seed}, {config.total_timesteps:,} steps)", flush=True)
     if library == "sb3":
@@ -121,17 +121,22 @@ def measure(pair: str, library: str, seed: int, steps: int | None, number: str) 
         returns = train_sb3(config, episodes=EPISODES, first_seed=FIRST_SEED)
         seconds, curve = time.monotonic() - start, []
     else:
-        seconds, returns, curve = train_ours(config, RUNS / f"{path.stem}-{settings}")
+        seconds, returns, curve = train_ours(config, RUNS / f"{path.stem}-{fingerprint(settings)}")
     run = Run(pair, library, seed, config.total_timesteps, round(seconds, 1), returns, curve, settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(asdict(run)) + "\n")
     print(f"    return {run.figure:.1f} in {seconds:.0f} s", flush=True)
 
 
-def fingerprint(config: TrainConfig) -> str:
-    """Return a short name for what decides a result, so that a changed preset is measured anew."""
-    settings = json.dumps([plain(config.algo), plain(config.env)], sort_keys=True)
-    return hashlib.sha256(settings.encode()).hexdigest()[:12]
+def same_settings(measured: dict[str, dict[str, Any]], now: dict[str, dict[str, Any]], config: TrainConfig) -> bool:
+    """Tell whether a result still holds: an option that came later counts as if it had been at its default."""
+    defaults = {"algo": plain(type(config.algo)()), "env": plain(EnvConfig())}
+    return all(defaults[section] | measured[section] == now[section] for section in now)
+
+
+def fingerprint(settings: dict[str, dict[str, Any]]) -> str:
+    """Return a short name for settings, so that a changed preset gets a run directory of its own."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def preset_config(pair: str, seed: int, steps: int | None = None) -> TrainConfig:

@@ -63,7 +63,12 @@ def test_a_measured_run_is_not_measured_again_and_one_without_its_file_goes_on(r
     monkeypatch.setattr(results, "train_ours", lambda *_: pytest.fail("measured twice"))
     results.measure("ppo_cartpole", "ours", 1, 600, "1/1")
     assert path.read_bytes() == content
-    monkeypatch.setattr(results, "fingerprint", lambda _: "another preset")
+    # An option that came after the measurement is at its default and changes nothing; a changed setting does.
+    del first["settings"]["algo"]["recompute_advantages"]
+    path.write_text(json.dumps(first))
+    results.measure("ppo_cartpole", "ours", 1, 600, "1/1")
+    first["settings"]["algo"]["gamma"] = 0.5
+    path.write_text(json.dumps(first))
     monkeypatch.setattr(results, "train_ours", lambda *_: (1.0, [2.0], []))
     results.measure("ppo_cartpole", "ours", 1, 600, "1/1")
     assert json.loads(path.read_text())["returns"] == [2.0]
@@ -83,7 +88,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(results):
 
 def test_the_report_shows_every_seed_next_to_the_peer_and_the_published_value(results):
     runs = [
-        results.Run("dqn_cartpole", library, seed, 50_000, 12.0, [figure] * 4, [[1.0, 2.0], [3.0, figure]], "")
+        results.Run("dqn_cartpole", library, seed, 50_000, 12.0, [figure] * 4, [[1.0, 2.0], [3.0, figure]], {})
         for library, figures in (("ours", [500.0, 480.0, 490.0]), ("sb3", [500.0, 193.0]))
         for seed, figure in enumerate(figures, start=1)
     ]
