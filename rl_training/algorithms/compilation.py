@@ -47,7 +47,7 @@ class CompiledUpdate:
     def __init__(self, update: Update, parts: Sequence[Changing]) -> None:
         """Take an update that maps tensors to named scalars and changes nothing but the tensors of `parts`."""
         self._update, self._parts = update, parts
-        self._names: list[str] = []
+        self._names: dict[tuple[bool, ...], list[str]] = {}
         self._compiled: dict[tuple[torch.Size | None, ...], Callable[[list[Tensor]], Any]] = {}
         self._state = [tensor for part in parts for tensor in part.changing_tensors()]
         self.path = "compiled"
@@ -64,9 +64,9 @@ class CompiledUpdate:
         if function is None:
             self.before_compiling()
             function = self._compiled[shapes] = self._compile(inputs)
-        given = [tensor for tensor in inputs if tensor is not None]
-        values = function([*self._state, *given])
-        return dict(zip(self._names, values, strict=True))
+        values = function([*self._state, *(tensor for tensor in inputs if tensor is not None)])
+        names = self._names[tuple(tensor is not None for tensor in inputs)]
+        return dict(zip(names, values, strict=True))
 
     @property
     def compilations(self) -> int:
@@ -75,7 +75,7 @@ class CompiledUpdate:
 
     def _compile(self, inputs: Sequence[Tensor | None]) -> Callable[[list[Tensor]], Any]:
         """Return the native function for these shapes, or the update itself where it cannot be compiled."""
-        given = [tensor is not None for tensor in inputs]
+        given = tuple(tensor is not None for tensor in inputs)
         if self.path == "eager":
             return functools.partial(self._run_eagerly, given)
         try:
@@ -85,7 +85,7 @@ class CompiledUpdate:
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             if self.required:
                 raise UserError(
-                    f"The checkpoint has compiled updates, and compiling failed here ({reason}). Nothing was changed; "
+                    f"The checkpoint has compiled updates, and compiling failed here ({reason}). "
                     "device.compile=false goes on without, with other bits."
                 ) from error
             log.warning("cannot compile the update, going on without (%s)", reason)
@@ -97,17 +97,17 @@ class CompiledUpdate:
         self.path = "eager"
         self._compiled.clear()
 
-    def _run_eagerly(self, given: Sequence[bool], tensors: list[Tensor]) -> list[Tensor]:
+    def _run_eagerly(self, given: tuple[bool, ...], tensors: list[Tensor]) -> list[Tensor]:
         return list(self._named(given, tensors[len(self._state) :]))
 
-    def _named(self, given: Sequence[bool], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    def _named(self, given: tuple[bool, ...], inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Update, with None where nothing is given, and remember the names of the metrics."""
         tensors = iter(inputs)
         metrics = self._update(*(next(tensors) if present else None for present in given))
-        self._names = list(metrics)
+        self._names[given] = list(metrics)
         return tuple(metrics.values())
 
-    def _functional(self, given: Sequence[bool], *tensors: Tensor) -> tuple[Tensor, ...]:
+    def _functional(self, given: tuple[bool, ...], *tensors: Tensor) -> tuple[Tensor, ...]:
         """The update with everything it touches as arguments."""
         remaining = list(tensors)
         with contextlib.ExitStack() as stack:
@@ -202,13 +202,8 @@ def _adam_step(
     **rest: Any,
 ) -> None:
     """The fused kernel as formulas, which the compiler fuses with what comes before."""
-    (parameter,), (gradient,), (first,), (second,), (step,) = (
-        parameters,
-        gradients,
-        first_moments,
-        second_moments,
-        steps,
-    )
+    (parameter,), (gradient,), (first,), (second,) = parameters, gradients, first_moments, second_moments
+    (step,) = steps
     first.lerp_(gradient, 1.0 - beta1)
     second.mul_(beta2).add_(gradient.square() * (1.0 - beta2))
     step_size = lr / (1.0 - beta1**step)

@@ -87,7 +87,7 @@ class SACAgent:
         optimizers: list[Changing] = [self.actor_optimizer, self.critic_optimizer, self.temperature_optimizer]
         self.compiled_update = (
             CompiledUpdate(
-                lambda *tensors: self.learn(Transitions(*tensors[:-1]), tensors[-1]),
+                lambda *tensors: self.learn(Transitions(*tensors[:-2]), *tensors[-2:]),
                 [*optimizers, self._target_parameters],
             )
             if compile_update
@@ -135,44 +135,52 @@ class SACAgent:
         """Scale actions from [-1, 1] to the environment's bounds."""
         return np.clip(self._center + self._half_range * actions, self._low, self._high)
 
-    def update(self, batch: Transitions) -> dict[str, Tensor]:
-        """Take one gradient step on critics, actor and temperature, compiled or not; returns detached metrics."""
+    def update(self, batch: Transitions, *, improve_policy: bool = True) -> dict[str, Tensor]:
+        """Take one gradient step on the critics and, if asked for, on actor and temperature; returns metrics."""
         noise = to_device(torch.randn((2, *batch.actions.shape), generator=self._update_noise), self.device)
-        metrics = self.learn(batch, noise) if self.compiled_update is None else self.compiled_update(*batch, noise)
+        inputs = (batch, noise[0], noise[1] if improve_policy else None)
+        metrics = self.learn(*inputs) if self.compiled_update is None else self.compiled_update(*batch, *inputs[1:])
         require_finite_gradient(metrics)
         return metrics
 
-    def learn(self, batch: Transitions, noise: Tensor) -> dict[str, Tensor]:
-        """Follow the gradients of a batch, then move the targets: the maths of `update`, as a function of tensors."""
+    def learn(self, batch: Transitions, next_noise: Tensor, policy_noise: Tensor | None) -> dict[str, Tensor]:
+        """Follow the gradients of a batch, then move the targets: the maths of `update`, as a function of tensors.
+
+        Without noise for the policy only the critics learn.
+        """
         config = self.config
         temperature = self.temperature.log.detach().exp()
 
         with torch.no_grad():
-            next_actions, next_log_probs = self.actor.sample(batch.next_observations, noise[0])
+            next_actions, next_log_probs = self.actor.sample(batch.next_observations, next_noise)
             next_q = torch.minimum(*self.target_critics(batch.next_observations, next_actions))
             targets = soft_td_target(batch.rewards, batch.terminated, next_q, next_log_probs, temperature, config.gamma)
         first_q, second_q = self.critics(batch.observations, batch.actions)
         loss_critic = critic_loss(first_q, second_q, targets)
         critic_norm = self.critic_optimizer.minimize(loss_critic, config.max_grad_norm)
-
-        actions, log_probs = self.actor.sample(batch.observations, noise[1])
-        q_values = torch.minimum(*self.critics(batch.observations, actions))
-        loss_actor = actor_loss(log_probs, q_values, temperature)
-        actor_norm = self.actor_optimizer.minimize(loss_actor, config.max_grad_norm)
-
-        if config.learn_temperature:
-            loss_temperature = temperature_loss(self.temperature.log, log_probs, self.target_entropy)
-            self.temperature_optimizer.minimize(loss_temperature)
-
-        self._target_parameters.move_towards(self.critic_optimizer.parameters, config.target_update_rate)
-        return {
+        metrics = {
             "loss/value": loss_critic.detach(),
-            "loss/policy": loss_actor.detach(),
-            "policy/entropy": -log_probs.detach().mean(),
             "policy/q_value": first_q.detach().mean(),
             "policy/temperature": temperature,
-            GRADIENT_NORM: torch.hypot(critic_norm, actor_norm),
+            GRADIENT_NORM: critic_norm,
         }
+
+        if policy_noise is not None:
+            actions, log_probs = self.actor.sample(batch.observations, policy_noise)
+            q_values = torch.minimum(*self.critics(batch.observations, actions))
+            loss_actor = actor_loss(log_probs, q_values, temperature)
+            actor_norm = self.actor_optimizer.minimize(loss_actor, config.max_grad_norm)
+            if config.learn_temperature:
+                loss_temperature = temperature_loss(self.temperature.log, log_probs, self.target_entropy)
+                self.temperature_optimizer.minimize(loss_temperature)
+            metrics |= {
+                "loss/policy": loss_actor.detach(),
+                "policy/entropy": -log_probs.detach().mean(),
+                GRADIENT_NORM: torch.hypot(critic_norm, actor_norm),
+            }
+
+        self._target_parameters.move_towards(self.critic_optimizer.parameters, config.target_update_rate)
+        return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """Return all that changes while the agent learns."""

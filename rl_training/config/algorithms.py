@@ -199,6 +199,9 @@ class SACConfig(OffPolicyConfig):
     compiling_pays_after: ClassVar[int | None] = 30_000
 
     name: str = "sac"
+    policy_every: int = option(
+        1, "Gradient steps on the critics for one on the policy; divides gradient_steps.", at_least=1
+    )
     target_update_rate: float = option(0.005, "How far the target critics move per gradient step.", above=0, at_most=1)
     learn_temperature: bool = option(True, "Adjust the temperature so that the policy keeps its target entropy.")
     temperature: float = option(1.0, "Weight of the entropy: the first value if learned, else fixed.", above=0)
@@ -211,3 +214,12 @@ class SACConfig(OffPolicyConfig):
     initial_log_std: float = option(-3.0, "Logarithm of its first deviation (state-dependent noise).")
     activation: Activation = option(Activation.relu, "Nonlinearity between layers.")
     hidden_sizes: list[int] = option([256, 256], "Width of each hidden layer.", at_least=1)
+
+    def check_with(self, config: "TrainConfig") -> None:
+        """Refuse a policy that would not learn in every update."""
+        super().check_with(config)
+        if self.gradient_steps % self.policy_every:
+            raise ConfigError(
+                f"algo.policy_every={self.policy_every} must divide algo.gradient_steps={self.gradient_steps}. "
+                f"Try algo.gradient_steps={self.policy_every}."
+            )

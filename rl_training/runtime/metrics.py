@@ -59,5 +59,6 @@ class TrainingMetrics:
 
 
 def mean_metrics(metrics: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the mean of each metric over the gradient steps of an update, still as tensors."""
-    return {key: torch.stack([entry[key] for entry in metrics]).mean() for key in metrics[0]} if metrics else {}
+    """Return each metric's mean over gradient steps; not every step has every metric."""
+    names = dict.fromkeys(name for entry in metrics for name in entry)
+    return {name: torch.stack([entry[name] for entry in metrics if name in entry]).mean() for name in names}

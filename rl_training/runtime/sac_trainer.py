@@ -92,10 +92,10 @@ def train_sac(
             if updates_due:
                 session.end_collect()
             if updates_due and session.global_step > algo.learning_starts:
-                metrics = [
-                    agent.update(replay.sample(algo.batch_size, normalizer.observations, normalizer.rewards))
-                    for _ in range(updates_due * algo.gradient_steps)
-                ]
+                metrics = []
+                for number in range(1, updates_due * algo.gradient_steps + 1):
+                    batch = replay.sample(algo.batch_size, normalizer.observations, normalizer.rewards)
+                    metrics.append(agent.update(batch, improve_policy=number % algo.policy_every == 0))
                 session.end_update(metrics, learning_rate=algo.learning_rate)
 
             # Events
