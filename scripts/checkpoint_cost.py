@@ -18,7 +18,6 @@ from rl_training.envs.training_envs import TrainingEnvs
 from rl_training.experiment import registry
 from rl_training.runtime.replay_journal import ReplayJournal
 from rl_training.runtime.run_utils import create_training_run, save_training_checkpoint
-from rl_training.spaces import ContinuousActions
 
 ROUNDS = 7
 # (algorithm, environment, env steps per second to assume, transitions in the buffer)
@@ -65,8 +64,7 @@ def _cost(algo: str, env: str, new_steps: int, stored: int, directory: Path) -> 
     parts = {"agent": agent, "envs": envs, "session": Nothing()}
     replay = None
     if isinstance(config.algo, OffPolicyConfig):
-        action_size = envs.action_spec.size if isinstance(envs.action_spec, ContinuousActions) else None
-        replay = ReplayBuffer(stored, 1, envs.observation_spec.size, action_size, seed=1)
+        replay = ReplayBuffer(stored, 1, envs.observation_spec, envs.action_spec, seed=1)
         _add(replay, stored)
         parts["data"] = ReplayJournal(replay, directory)
         save_training_checkpoint(run, 0, parts)

@@ -9,8 +9,13 @@ from test_dqn_update import one_transition
 
 from rl_training.algorithms.dqn import DQNAgent
 from rl_training.config import Activation, DQNConfig
-from rl_training.networks.dueling import DuelingMLP
+from rl_training.networks.dueling import DuelingNetwork
+from rl_training.networks.mlp import body_output_size, mlp_body
 from rl_training.spaces import DiscreteActions, ObservationSpec
+
+
+def dueling(inputs, hidden_sizes, actions, activation):
+    return DuelingNetwork(mlp_body(inputs, hidden_sizes, activation), body_output_size(inputs, hidden_sizes), actions)
 
 
 def set_layer(layer: torch.nn.Linear, weight: list[list[float]], bias: list[float]) -> None:
@@ -19,9 +24,9 @@ def set_layer(layer: torch.nn.Linear, weight: list[list[float]], bias: list[floa
         layer.bias.copy_(torch.tensor(bias))
 
 
-def linear_network(actions: int = 3) -> DuelingMLP:
+def linear_network(actions: int = 3) -> DuelingNetwork:
     """No hidden layers: V(s) = 3 s + 1, and A(s, .) = s, 2 s, 6 s."""
-    network = DuelingMLP(1, [], actions, Activation.tanh)
+    network = dueling(1, [], actions, Activation.tanh)
     set_layer(network.value_head, [[3.0]], [1.0])
     set_layer(network.advantage_head, [[1.0], [2.0], [6.0]], [0.0, 0.0, 0.0])
     return network
@@ -44,7 +49,7 @@ def test_action_values_of_hand_worked_streams():
 
 def test_both_streams_see_the_hidden_layer():
     # Hidden: relu(2 s - 1, -s) at s = 2 is (3, 0), at s = -1 it is (0, 1). V = h1 + 10 h2; A = h1, -h1 with mean 0.
-    network = DuelingMLP(1, [2], 2, Activation.relu)
+    network = dueling(1, [2], 2, Activation.relu)
     set_layer(network.body[0], [[2.0], [-1.0]], [-1.0, 0.0])
     set_layer(network.value_head, [[1.0, 10.0]], [0.0])
     set_layer(network.advantage_head, [[1.0, 0.0], [-1.0, 0.0]], [0.0, 0.0])
@@ -53,7 +58,7 @@ def test_both_streams_see_the_hidden_layer():
 
 
 def test_the_mean_of_the_action_values_is_the_value_of_the_state():
-    network = DuelingMLP(3, [16], 4, Activation.tanh)
+    network = dueling(3, [16], 4, Activation.tanh)
     observations = torch.from_numpy(random_observations(50, 3))
     state_values = network.value_head(network.body(observations)).squeeze(-1)
     torch.testing.assert_close(network(observations).mean(-1), state_values)
@@ -70,14 +75,14 @@ def test_what_all_advantages_have_in_common_does_not_count():
 
 def test_the_hidden_layers_exist_once():
     # body 3 x 8 + 8 = 32, value 8 + 1 = 9, advantages 8 x 4 + 4 = 36
-    network = DuelingMLP(3, [8], 4, Activation.tanh)
+    network = dueling(3, [8], 4, Activation.tanh)
     assert sum(parameter.numel() for parameter in network.parameters()) == 77
     assert len(network.state_dict()) == 6
 
 
 @pytest.mark.parametrize("hidden_sizes", [[], [16], [16, 16]], ids=str)
 def test_the_ranking_prefers_the_action_that_the_values_prefer(hidden_sizes):
-    network = DuelingMLP(3, hidden_sizes, 4, Activation.tanh)
+    network = dueling(3, hidden_sizes, 4, Activation.tanh)
     observations = torch.from_numpy(random_observations(500, 3))
     best = network(observations).argmax(-1)
     assert len(set(best.tolist())) > 1

@@ -10,8 +10,9 @@ from toy_envs import Failing
 
 from rl_training.config import EnvConfig
 from rl_training.envs import snapshots
-from rl_training.envs.factory import describe_spaces, make_env, make_vector_env, probe_spaces
-from rl_training.envs.training_envs import EnvStep, Episode, ObservationEncoder, TrainingEnvs
+from rl_training.envs.factory import make_env, make_vector_env, probe_spaces
+from rl_training.envs.flattening import describe_spaces
+from rl_training.envs.training_envs import EnvStep, Episode, TrainingEnvs
 from rl_training.errors import EnvironmentFailure, UserError
 from rl_training.spaces import ContinuousActions, DiscreteActions, ObservationSpec
 
@@ -123,20 +124,6 @@ def test_the_index_seeds_the_action_space(tiny_config):
 # Discrete observations and offsets
 
 
-def test_discrete_observations_become_one_hot_from_the_first_number():
-    encode = ObservationEncoder(spaces.Discrete(3, start=5))
-    assert encode(np.array([5, 7, 6])).tolist() == [[1, 0, 0], [0, 0, 1], [0, 1, 0]]
-
-
-def test_box_observations_are_copied():
-    encode = ObservationEncoder(spaces.Box(-1, 1, (2,), np.float64))
-    raw = np.array([[0.25, 0.5]])
-    encoded = encode(raw)
-    raw[:] = 9.0
-    assert encoded.dtype == np.float32
-    assert encoded.tolist() == [[0.25, 0.5]]
-
-
 def test_offsets_of_observations_and_actions_go_through_a_whole_environment(training_envs):
     # Naming the state that is seen must always pay.
     kwargs = {"observation_start": 4, "action_start": -1}
@@ -164,41 +151,18 @@ def test_spaces_are_described_in_plain_numbers():
 
 
 VECTOR, CHOICE = spaces.Box(-1, 1, (2,)), spaces.Discrete(2)
-GRID = spaces.Box(np.float32([[0, 1], [2, 3]]), np.float32([[4, 5], [6, 7]]))
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.Box(0, 255, (8, 8, 3), np.uint8),
-        GRID,
-        spaces.Dict(position=VECTOR, key=CHOICE),
-        spaces.Tuple([VECTOR, CHOICE]),
-        spaces.MultiDiscrete([2, 3]),
-        spaces.MultiBinary(4),
-        spaces.Text(5),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("space", [spaces.Text(5), spaces.Dict(word=spaces.Text(5), key=CHOICE)], ids=str)
 def test_unsupported_observations_are_refused_in_one_line_that_names_them(space):
     with pytest.raises(UserError) as refusal:
         describe_spaces(space, CHOICE, "My-v0")
     message = str(refusal.value)
-    assert message.startswith(f"My-v0 has observations {type(space).__name__}(")
+    assert message.startswith("My-v0 has observations Text(")
     assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    "space",
-    [
-        spaces.MultiDiscrete([2, 3]),
-        spaces.MultiBinary(4),
-        spaces.Box(0, 5, (2,), np.int64),
-        GRID,
-        spaces.Dict(a=CHOICE),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("space", [spaces.Box(0, 5, (2,), np.int64), spaces.Dict(a=CHOICE)], ids=str)
 def test_unsupported_actions_are_refused_in_one_line_that_names_them(space):
     with pytest.raises(UserError) as refusal:
         describe_spaces(VECTOR, space, "My-v0")
@@ -208,8 +172,8 @@ def test_unsupported_actions_are_refused_in_one_line_that_names_them(space):
 
 
 def test_an_unsupported_environment_is_refused_when_it_is_probed():
-    with pytest.raises(UserError, match=r"toy/ImageObservations-v0 has observations Box\(0, 255, \(8, 8, 3\), uint8\)"):
-        probe_spaces(EnvConfig(id="toy/ImageObservations-v0"))
+    with pytest.raises(UserError, match=r"toy/TextObservations-v0 has observations Text"):
+        probe_spaces(EnvConfig(id="toy/TextObservations-v0"))
 
 
 def refusal_of(**settings) -> str:
@@ -481,7 +445,7 @@ def test_a_restored_environment_that_fails_leaves_the_state_before_it_too(traini
         assert_same_step(untouched.step(np.array([0, 0])), third.step(np.array([0, 0])))
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "MountainCar-v0"])
 def test_the_lean_vector_environment_returns_what_gymnasium_returns(tiny_config, env_id):
     algo = "sac" if env_id == "Pendulum-v1" else "ppo"
     config = tiny_config(algo, env_id, env={"num_envs": 3})

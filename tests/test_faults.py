@@ -333,7 +333,7 @@ def test_a_save_killed_at_every_write_sync_and_rename_leaves_a_checkpoint_that_l
             run_dir.mkdir()
             child = os.fork()
             if child == 0:
-                replay = ReplayBuffer(4, 1, 2, None, seed=0)
+                replay = ReplayBuffer(4, 1, ObservationSpec(2), CHOICE, seed=0)
                 journal = ReplayJournal(replay, run_dir)
                 save(run_dir, replay, journal, 1)
                 for owner, name in ((os, "fsync"), (Path, "write_text"), (Path, "rename"), (Path, "mkdir"),

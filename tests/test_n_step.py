@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from specs import CHOICE
 from test_dqn_update import make_agent, one_transition, set_weights
 
 from rl_training.algorithms.dqn import DQNAgent, td_target
@@ -13,10 +14,11 @@ from rl_training.envs.training_envs import TrainingEnvs
 from rl_training.runtime import replay_journal
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.replay_journal import ReplayJournal
+from rl_training.spaces import ObservationSpec
 
 
 def make_buffer(capacity: int = 10, num_envs: int = 1, *, n_step: int = 3, seed: int = 0) -> ReplayBuffer:
-    return ReplayBuffer(capacity, num_envs, 1, None, seed=seed, n_step=n_step, gamma=0.5)
+    return ReplayBuffer(capacity, num_envs, ObservationSpec(1), CHOICE, seed=seed, n_step=n_step, gamma=0.5)
 
 
 def add(buffer: ReplayBuffer, rewards: list[float], *, terminated: tuple = (), truncated: tuple = ()) -> None:
@@ -178,7 +180,7 @@ def test_returns_of_a_true_environment_reach_the_true_last_observation(tiny_conf
     # 1 + 0.5 x 2 + 0.25 x 3 = 2.75; from 1: 2 + 0.5 x 3 = 3.5; from 2: 3. Each leads to step 3 of its own episode.
     config = tiny_config("dqn", "toy/Counter-v0", env={"num_envs": 2, "env_kwargs": {"ends": ends, "length": 3}})
     envs = TrainingEnvs(config)
-    buffer = ReplayBuffer(42, 2, 2, None, seed=0, n_step=3, gamma=0.5)
+    buffer = ReplayBuffer(42, 2, ObservationSpec(2), CHOICE, seed=0, n_step=3, gamma=0.5)
     observations = envs.reset()
     for _ in range(21):
         step = envs.step(np.zeros(2, np.int64))

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from specs import CHOICE
 
 from rl_training.algorithms.ppo import (
     PPOAgent,
@@ -373,7 +374,7 @@ def test_discrete_actions_are_shifted_to_the_first_number_of_the_environment():
 
 def full_rollout(agent: PPOAgent) -> RolloutBuffer:
     random = np.random.default_rng(0)
-    rollout = RolloutBuffer(8, 2, 2, None, seed=0)
+    rollout = RolloutBuffer(8, 2, ObservationSpec(2), CHOICE, seed=0)
     for step in range(8):
         observations = random.normal(size=(2, 2)).astype(np.float32)
         actions = agent.explore(observations, step)
@@ -403,7 +404,7 @@ def test_every_epoch_goes_over_all_minibatches():
 
 def constant_rollout() -> RolloutBuffer:
     """Four steps of one environment that observes nothing and pays 1; the second step terminates, the third is cut."""
-    rollout = RolloutBuffer(4, 1, 2, None, seed=0)
+    rollout = RolloutBuffer(4, 1, ObservationSpec(2), CHOICE, seed=0)
     nothing, one = np.zeros((1, 2), np.float32), np.ones(1, np.float32)
     for step in range(4):
         rollout.add(nothing, np.array([step % 3]), one, np.array([step == 1]), np.array([step == 2]), nothing)

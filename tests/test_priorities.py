@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from specs import CHOICE
 from test_dqn_update import make_agent, one_transition, set_weights
 
 from rl_training.algorithms.dqn import q_loss
@@ -14,6 +15,7 @@ from rl_training.data.priorities import Priorities, SumTree
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.envs.normalization import Normalizer
 from rl_training.runtime.dqn_trainer import train_dqn, update
+from rl_training.spaces import ObservationSpec
 
 # The tree
 
@@ -202,7 +204,7 @@ def test_a_state_dict_is_a_copy():
 
 
 def make_buffer(capacity: int = 10, num_envs: int = 1, *, exponent: float | None = 1.0, seed: int = 0) -> ReplayBuffer:
-    return ReplayBuffer(capacity, num_envs, 1, None, seed=seed, priority_exponent=exponent)
+    return ReplayBuffer(capacity, num_envs, ObservationSpec(1), CHOICE, seed=seed, priority_exponent=exponent)
 
 
 def add(buffer: ReplayBuffer, steps: int, *, terminated: bool = False) -> None:
@@ -358,7 +360,7 @@ def test_the_trainer_reports_the_errors_of_each_update():
     # Values of 0 and episodes that end at once: the errors are the rewards 0 1 2 3, and each is drawn once.
     agent = make_agent(batch_size=4, prioritized=True, learning_rate=1e-9)
     set_weights(agent.q_network, 0.0, 0.0)
-    buffer = ReplayBuffer(4, 1, 1, None, seed=0, priority_exponent=1.0)
+    buffer = ReplayBuffer(4, 1, ObservationSpec(1), CHOICE, seed=0, priority_exponent=1.0)
     for number in range(4):
         value = np.full((1, 1), number, np.float32)
         buffer.add(value, np.zeros(1, np.int64), value[0], value, np.array([True]))

@@ -2,11 +2,13 @@
 
 import numpy as np
 import pytest
+from specs import numbers
 
 from rl_training.data.replay_buffer import ReplayBuffer
 from rl_training.runtime import replay_journal
 from rl_training.runtime.checkpointing import prune, write_checkpoint
 from rl_training.runtime.replay_journal import ReplayJournal
+from rl_training.spaces import ObservationSpec
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +17,7 @@ def small_segments(monkeypatch):
 
 
 def buffer(capacity: int = 10) -> ReplayBuffer:
-    return ReplayBuffer(capacity, 1, 2, 1, seed=7)
+    return ReplayBuffer(capacity, 1, ObservationSpec(2), numbers(1), seed=7)
 
 
 def add(replay: ReplayBuffer, count: int) -> None:

@@ -1,9 +1,11 @@
 import numpy as np
 import pytest
 import torch
+from specs import CHOICE, numbers
 
 from rl_training.data.rollout_buffer import RolloutBuffer, generalized_advantages
 from rl_training.errors import NonFiniteError
+from rl_training.spaces import ObservationSpec
 
 NOT_ENDED = np.zeros(1, bool)
 ENDED = np.ones(1, bool)
@@ -11,7 +13,7 @@ ENDED = np.ones(1, bool)
 
 def collected(rewards, values, *, terminated_at=(), truncated_at=(), final_observation=9.0) -> RolloutBuffer:
     """A full rollout of one environment, with the critic's values filled in."""
-    rollout = RolloutBuffer(len(rewards), 1, 1, None, seed=0)
+    rollout = RolloutBuffer(len(rewards), 1, ObservationSpec(1), CHOICE, seed=0)
     for step, reward in enumerate(rewards):
         rollout.add(
             np.array([[float(step)]], np.float32),
@@ -87,7 +89,7 @@ def test_a_step_that_is_both_terminated_and_truncated_counts_as_terminated():
 def test_environments_of_a_rollout_do_not_mix():
     # Three copies of the hand-worked rollout: one goes on, one is terminated and one truncated at the second step.
     rewards = torch.tensor([[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [3.0, 3.0, 3.0]])
-    rollout = RolloutBuffer(3, 3, 1, None, seed=0)
+    rollout = RolloutBuffer(3, 3, ObservationSpec(1), CHOICE, seed=0)
     for step in range(3):
         rollout.add(
             np.zeros((3, 1), np.float32),
@@ -107,7 +109,7 @@ def test_environments_of_a_rollout_do_not_mix():
 
 def test_several_truncations_get_their_own_values():
     # lambda 0: delta_0 = 1 + 0.5 x 10 - 0.5 = 5.5, delta_1 = 1.75, delta_2 = 3 + 0.5 x 20 - 1.5 = 11.5
-    rollout = RolloutBuffer(3, 1, 1, None, seed=0)
+    rollout = RolloutBuffer(3, 1, ObservationSpec(1), CHOICE, seed=0)
     for step, (reward, truncated) in enumerate([(1.0, True), (2.0, False), (3.0, True)]):
         final = np.array([[100.0 + step]], np.float32)
         rollout.add(
@@ -135,7 +137,8 @@ def test_generalized_advantages_at_lambda_one_are_discounted_returns_less_values
 
 def identifiable(num_steps: int = 4, num_envs: int = 3, action_size: int | None = None, seed: int = 0) -> RolloutBuffer:
     """A full rollout in which every field of transition i holds the number i."""
-    rollout = RolloutBuffer(num_steps, num_envs, 2, action_size, seed=seed)
+    actions = CHOICE if action_size is None else numbers(action_size)
+    rollout = RolloutBuffer(num_steps, num_envs, ObservationSpec(2), actions, seed=seed)
     ids = torch.arange(float(num_steps * num_envs)).view(num_steps, num_envs)
     ended = np.zeros(num_envs, bool)
     for row in ids.numpy():
@@ -199,11 +202,11 @@ def finished(rollout: RolloutBuffer) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 4])
 def test_a_partial_rollout_survives_a_state_dict_round_trip(steps):
-    original = RolloutBuffer(4, 2, 1, None, seed=1)
+    original = RolloutBuffer(4, 2, ObservationSpec(1), CHOICE, seed=1)
     for number in range(steps):
         original.add(*step_arrays(number))
     # The other one has another seed and holds a whole rollout of other data.
-    restored = RolloutBuffer(4, 2, 1, None, seed=2)
+    restored = RolloutBuffer(4, 2, ObservationSpec(1), CHOICE, seed=2)
     for number in range(4):
         restored.add(*step_arrays(number + 11))
     restored.load_state_dict(original.state_dict())
@@ -214,21 +217,21 @@ def test_a_partial_rollout_survives_a_state_dict_round_trip(steps):
 
 
 def test_a_state_dict_does_not_change_with_the_rollout_it_came_from():
-    rollout = RolloutBuffer(4, 2, 1, None, seed=1)
+    rollout = RolloutBuffer(4, 2, ObservationSpec(1), CHOICE, seed=1)
     for number in range(2):
         rollout.add(*step_arrays(number))
     state = rollout.state_dict()
     rollout.reset()
     for number in range(4):
         rollout.add(*step_arrays(number + 11))
-    restored = RolloutBuffer(4, 2, 1, None, seed=1)
+    restored = RolloutBuffer(4, 2, ObservationSpec(1), CHOICE, seed=1)
     restored.load_state_dict(state)
     assert restored.obs[:2].flatten().tolist() == [0.0, 0.0, 1.0, 1.0]
     assert restored.truncated_observations().tolist() == [[101.0]]
 
 
 def test_reset_starts_an_empty_rollout():
-    rollout = RolloutBuffer(4, 2, 1, None, seed=1)
+    rollout = RolloutBuffer(4, 2, ObservationSpec(1), CHOICE, seed=1)
     for number in range(4):
         rollout.add(*step_arrays(number))
     assert rollout.full
@@ -258,7 +261,7 @@ def test_a_bad_number_is_refused_with_its_step_and_environment(name, step, numbe
 
 def test_a_bad_last_observation_of_a_truncated_episode_is_refused():
     # Row 1 of a rollout that began with the run, two environments: env step 4.
-    rollout = RolloutBuffer(2, 2, 1, None, seed=0)
+    rollout = RolloutBuffer(2, 2, ObservationSpec(1), CHOICE, seed=0)
     for step in range(2):
         final = np.full((2, 1), np.nan, np.float32)
         observations, ended = np.zeros((2, 1), np.float32), np.array([step == 1, False])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import tiny_env, tiny_run_config
+from specs import CHOICE
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rl_training.algorithms.dqn import DQNAgent
@@ -189,7 +190,7 @@ def test_ten_times_the_steps_make_at_most_eleven_times_the_calls(algo, calls_of_
 
 
 def filled_buffer(transitions: int, capacity: int) -> ReplayBuffer:
-    buffer = ReplayBuffer(capacity, 1, observation_size=4, action_size=None, seed=0)
+    buffer = ReplayBuffer(capacity, 1, ObservationSpec(4), CHOICE, seed=0)
     observations, flags = np.zeros((1, 4), np.float32), np.zeros(1, np.bool_)
     for _ in range(transitions):
         buffer.add(observations, np.zeros(1, np.int64), np.zeros(1, np.float32), observations, flags)

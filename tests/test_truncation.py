@@ -7,10 +7,12 @@ end: a learner that confused the two would find that value in both.
 import numpy as np
 import pytest
 import torch
+from specs import CHOICE
 
 from rl_training.api.algorithms import train_dqn, train_ppo, train_sac
 from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.runtime.callbacks import Callback
+from rl_training.spaces import ObservationSpec
 
 # gamma 0.9, episodes of 5 steps. Truncated: V = 1 + 0.9 V = 10. Terminated: one step in five has no future, and the
 # learner does not see which, so on average V = 1 + 0.9 x 4/5 V = 1 / 0.28.
@@ -111,7 +113,7 @@ def test_sac_values_a_truncated_state_by_its_future_and_a_terminated_one_by_noth
 def test_the_same_truncated_rollout_has_another_value_if_its_end_counts_as_nothing():
     # Reward 1, all values at their true 10, gamma 0.9: with the bootstrap every advantage is 1 + 9 - 10 = 0. Without,
     # the last step's is 1 - 10 = -9: the critic would be pulled away from the truth.
-    rollout = RolloutBuffer(5, 1, 1, None, seed=0)
+    rollout = RolloutBuffer(5, 1, ObservationSpec(1), CHOICE, seed=0)
     state, action, reward = np.ones((1, 1), np.float32), np.array([0]), np.ones(1, np.float32)
     for step in range(5):
         rollout.add(state, action, reward, np.array([False]), np.array([step == 4]), state)

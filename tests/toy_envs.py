@@ -4,7 +4,7 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Discrete, Text
 
 
 class Identity(gym.Env):
@@ -164,11 +164,11 @@ class NeedsPackage(gym.Env):
         raise gym.error.DependencyNotInstalled('no_such_engine is not installed, run `pip install "no_such_engine"`')
 
 
-class ImageObservations(gym.Env):
+class TextObservations(gym.Env):
     """Has observations that no algorithm here can use."""
 
     def __init__(self):
-        self.observation_space = Box(0, 255, (8, 8, 3), np.uint8)
+        self.observation_space = Text(5)
         self.action_space = Discrete(2)
 
 
@@ -180,4 +180,4 @@ gym.register("toy/ReusedArrays-v0", ReusedArrays)
 gym.register("toy/InPlaceActions-v0", InPlaceActions, max_episode_steps=50)
 gym.register("toy/Failing-v0", Failing)
 gym.register("toy/NeedsPackage-v0", NeedsPackage)
-gym.register("toy/ImageObservations-v0", ImageObservations)
+gym.register("toy/TextObservations-v0", TextObservations)

@@ -14,8 +14,9 @@ from rl_training.algorithms.noise import NoiseBlocks, uniform
 from rl_training.algorithms.optimization import GRADIENT_NORM, Adam, FlatParameters, require_finite_gradient
 from rl_training.config import DQNConfig, QLoss
 from rl_training.data.replay_buffer import Transitions
-from rl_training.networks.dueling import DuelingMLP
-from rl_training.networks.mlp import mlp
+from rl_training.networks.dueling import DuelingNetwork
+from rl_training.networks.encoder import observation_body
+from rl_training.networks.linear import linear
 from rl_training.networks.numpy_mlp import acting_path, forward_function
 from rl_training.seeding import derive_seed
 from rl_training.spaces import DiscreteActions, ObservationSpec
@@ -67,8 +68,12 @@ class DQNAgent:
         self.device = device or torch.device("cpu")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derive_seed(seed, "networks"))
-            make_network = DuelingMLP if config.dueling else mlp
-            network = make_network(observation.size, config.hidden_sizes, actions.count, config.activation)
+            body, features = observation_body(observation, config)
+            network = (
+                DuelingNetwork(body, features, actions.count)
+                if config.dueling
+                else body.append(linear(features, actions.count))
+            )
         self.q_network = network.to(self.device)
         self.target_network = copy.deepcopy(self.q_network).requires_grad_(False)
         self.optimizer = Adam(self.q_network, config.learning_rate)
@@ -80,7 +85,7 @@ class DQNAgent:
             if compile_update
             else None
         )
-        ranking = self.q_network.ranking if isinstance(self.q_network, DuelingMLP) else self.q_network
+        ranking = self.q_network.ranking if isinstance(self.q_network, DuelingNetwork) else self.q_network
         self.acting_path = acting_path(ranking, num_envs, self.device)
         self._ranks = forward_function(ranking, num_envs, self.device)
         self.td_errors: Tensor | None = None

@@ -15,7 +15,7 @@ from rl_training.data.rollout_buffer import RolloutBatch
 from rl_training.networks.actor_critic import ActorCritic
 from rl_training.networks.numpy_mlp import acting_path, forward_function
 from rl_training.seeding import derive_seed
-from rl_training.spaces import ActionSpec, DiscreteActions, ObservationSpec
+from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions, ObservationSpec
 from rl_training.transfer import to_device
 
 
@@ -50,6 +50,11 @@ def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
     return 1.0 - (returns - values).var(correction=0) / (returns.var(correction=0) + 1e-8)
 
 
+def _rows_at_once(observations: Tensor) -> int:
+    """All of a rollout of vectors; of images no more than fit into memory as numbers."""
+    return 1024 if observations.dtype == torch.uint8 else max(1, len(observations))
+
+
 class PPOAgent:
     """Actor, critic and optimizer."""
 
@@ -72,59 +77,66 @@ class PPOAgent:
         self.optimizer = Adam(self.network, config.learning_rate, eps=1e-5)
         self.acting_path = acting_path(self.network.actor, num_envs, self.device)
         self._action_parameters = forward_function(self.network.actor, num_envs, self.device)
-        # The same in two steps, for state-dependent noise.
-        self._features = forward_function(self.network.actor_body, num_envs, self.device)
-        self._means = forward_function(nn.Sequential(self.network.actor_head), num_envs, self.device)
-        self._log_std = None if self.network.discrete else self.network.log_std.detach()
         self.compiled_update = (
             CompiledUpdate(lambda *tensors: self.learn(RolloutBatch(*tensors[:-2]), *tensors[-2:]), [self.optimizer])
             if compile_update
             else None
         )
         noise_seed = derive_seed(seed, "exploration")
-        if isinstance(actions, DiscreteActions):
-            self.noise = NoiseBlocks(gumbel, (num_envs, actions.count), seed=noise_seed)
-        else:
+        if isinstance(actions, ContinuousActions):
             self.noise = NoiseBlocks(normal, (num_envs, actions.size), seed=noise_seed)
-            self.state_noise = StateNoise(
-                num_envs, self.network.actor_head.in_features, actions.size, hold=config.noise_hold, seed=noise_seed
-            )
+            self._log_std = self.network.log_std.detach()
             self._low, self._high = np.array(actions.low, np.float32), np.array(actions.high, np.float32)
+        else:
+            self.noise = NoiseBlocks(gumbel, (num_envs, sum(self.network.choices)), seed=noise_seed)
+        if self.network.state_noise:
+            self._features = forward_function(self.network.actor_body, num_envs, self.device)
+            self._means = forward_function(nn.Sequential(self.network.actor_head), num_envs, self.device)
+            self.state_noise = StateNoise(*(num_envs, *self._log_std.shape), hold=config.noise_hold, seed=noise_seed)
 
     def act(self, observations: NDArray[np.float32]) -> NDArray[Any]:
         """Return the most likely action for each observation, as the environment takes it."""
         parameters = self._action_parameters(observations)
-        return self.env_actions(parameters.argmax(-1) if self.network.discrete else parameters)
+        return self.env_actions(self._chosen(parameters) if self.network.discrete else parameters)
 
     def explore(self, observations: NDArray[np.float32], vector_step: int) -> NDArray[Any]:
         """Sample an action of the current policy for each environment; the step decides the noise."""
         if self.network.discrete:
-            return (self._action_parameters(observations) + self.noise.at(vector_step)).argmax(-1)
-        assert self._log_std is not None
+            return self._chosen(self._action_parameters(observations) + self.noise.at(vector_step))
         log_std = self._log_std.cpu().numpy()
         if self.network.state_noise:
             features = self._features(observations)
             return self._means(features) + self.state_noise.at(vector_step, features, log_std)
         return self._action_parameters(observations) + np.exp(log_std) * self.noise.at(vector_step)
 
+    def _chosen(self, scores: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Return the alternative with the highest score, of each choice if there are several."""
+        if isinstance(self.actions, DiscreteActions):
+            return scores.argmax(-1)
+        ends = np.cumsum(self.network.choices)[:-1]
+        return np.stack([part.argmax(-1) for part in np.split(scores, ends, axis=-1)], axis=-1)
+
     def env_actions(self, actions: NDArray[Any]) -> NDArray[Any]:
         """Return actions as the environment takes them: shifted to its first number, or cut at its bounds."""
         if isinstance(self.actions, DiscreteActions):
             return actions + self.actions.start if self.actions.start else actions
-        return np.clip(actions, self._low, self._high)
+        return np.clip(actions, self._low, self._high) if isinstance(self.actions, ContinuousActions) else actions
 
     @torch.no_grad()
     def values(self, observations: Tensor) -> Tensor:
         """Return state values [B] on the CPU."""
-        return self.network.values(to_device(observations, self.device)).cpu()
+        pieces = torch.split(observations, _rows_at_once(observations))
+        return torch.cat([self.network.values(to_device(piece, self.device)) for piece in pieces]).cpu()
 
     @torch.no_grad()
     def log_probs(self, observations: Tensor, actions: Tensor) -> Tensor:
         """Return the log-probability [B] of each action, on the CPU."""
-        log_probs, _ = self.network.log_probs_and_entropy(
-            to_device(observations, self.device), to_device(actions, self.device)
-        )
-        return log_probs.cpu()
+        rows = _rows_at_once(observations)
+        pieces = [
+            self.network.log_probs_and_entropy(to_device(seen, self.device), to_device(done, self.device))[0]
+            for seen, done in zip(torch.split(observations, rows), torch.split(actions, rows), strict=True)
+        ]
+        return torch.cat(pieces).cpu()
 
     def update(self, batch: RolloutBatch, *, clip_range: float, learning_rate: float) -> dict[str, Tensor]:
         """Take one gradient step on a minibatch, compiled or not; returns detached metrics."""

@@ -3,6 +3,7 @@
 from rl_training.config.algorithms import (
     Activation,
     AlgoConfig,
+    Cnn,
     DQNConfig,
     OffPolicyConfig,
     PPOConfig,
@@ -24,6 +25,7 @@ __all__ = [
     "Activation",
     "AlgoConfig",
     "CheckpointConfig",
+    "Cnn",
     "DQNConfig",
     "DeviceConfig",
     "DeviceKind",

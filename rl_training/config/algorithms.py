@@ -25,6 +25,13 @@ class Activation(Enum):
     relu = "relu"
 
 
+class Cnn(Enum):
+    """The convolutions in front of the hidden layers, for images: those of the Nature DQN, or two of 3x3."""
+
+    nature = "nature"
+    small = "small"
+
+
 class QLoss(Enum):
     """How a temporal-difference error is penalised."""
 
@@ -45,6 +52,7 @@ class AlgoConfig:
     max_grad_norm: float | None = option(None, "Clip the gradient's global norm; null leaves it alone.", above=0)
     activation: Activation = option(Activation.tanh, "Nonlinearity between layers.")
     hidden_sizes: list[int] = option([64, 64], "Width of each hidden layer.", at_least=1)
+    cnn: Cnn = option(Cnn.nature, "Convolutions before them, if observations have images; small is for tiny ones.")
 
     def __post_init__(self) -> None:
         """Check every field."""

@@ -61,6 +61,10 @@ class Priorities:
         """Give new transitions the highest priority so far, so that each is drawn soon."""
         self._tree.set(rows, np.full(len(rows), self._highest))
 
+    def remove(self, rows: NDArray[np.int64]) -> None:
+        """Let transitions never be drawn again."""
+        self._tree.set(rows, np.zeros(len(rows)))
+
     def draw(
         self, uniform: NDArray[np.float64], size: int, weight_exponent: float
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

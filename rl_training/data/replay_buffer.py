@@ -1,4 +1,4 @@
-"""What DQN and SAC learn from: the last `capacity` transitions, sampled uniformly."""
+"""What DQN and SAC learn from: the last `capacity` transitions, sampled uniformly or by priority."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -8,10 +8,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from rl_training.data.frame_history import FrameHistory
 from rl_training.data.priorities import Priorities
 from rl_training.errors import UserError
 from rl_training.numerics import all_finite, require_finite
 from rl_training.runtime.system import available_memory
+from rl_training.spaces import ActionSpec, ObservationSpec, action_layout
 from rl_training.transfer import to_device
 
 
@@ -29,21 +31,22 @@ class Transitions(NamedTuple):
     """With priorities: how much each transition counts in the loss."""
 
 
-Scaling = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+Scaling = Callable[[NDArray[Any]], NDArray[Any]]
 
 
 class ReplayBuffer:
     """A ring of transitions in CPU memory, with its own random generator.
 
     Observations and rewards are stored raw; `sample` scales them, so that old transitions follow the statistics of now.
+    Images are stored frame by frame (see `FrameHistory`).
     """
 
     def __init__(
         self,
         capacity: int,
         num_envs: int,
-        observation_size: int,
-        action_size: int | None,
+        observation: ObservationSpec,
+        actions: ActionSpec,
         *,
         seed: int,
         device: torch.device | None = None,
@@ -51,7 +54,7 @@ class ReplayBuffer:
         gamma: float = 1.0,
         priority_exponent: float | None = None,
     ) -> None:
-        """Allocate after checking free memory; `action_size` is None for discrete actions.
+        """Allocate after checking free memory.
 
         With `n_step` above 1, samples sum up that many rewards, discounted by `gamma`. With a priority exponent,
         samples are drawn by their errors, which `set_errors` reports.
@@ -59,23 +62,29 @@ class ReplayBuffer:
         self.capacity = capacity - capacity % num_envs  # a vector step is never split at the end of the ring
         self.num_envs = num_envs
         self.device = device or torch.device("cpu")
+        vector = ((observation.size,), np.float32)
+        frame = ((observation.row_size // observation.frame_stack,), np.uint8)
         columns: dict[str, tuple[tuple[int, ...], Any]] = {
-            "observations": ((observation_size,), np.float32),
-            "actions": ((), np.int64) if action_size is None else ((action_size,), np.float32),
+            **({"frames": frame, "ages": ((), np.uint8)} if observation.images else {"observations": vector}),
+            "actions": action_layout(actions),
             "rewards": ((), np.float32),
-            "next_observations": ((observation_size,), np.float32),
+            **({} if observation.images else {"next_observations": vector}),
             "terminated": ((), np.float32),
         }
         self.n_step, self._gamma = n_step, gamma
-        if n_step > 1:
+        if n_step > 1 or observation.images:
             columns["ended"] = ((), np.bool_)  # where an n-step return must stop: truncation counts too
         self.row_dtype = np.dtype([(name, dtype, shape) for name, (shape, dtype) in columns.items()])
         _check_memory(capacity, self.row_dtype.itemsize)
+        self._history = FrameHistory(self.capacity, num_envs, observation) if observation.images else None
+        kept = {} if self._history is None else {"frames": self._history.frames, "ages": self._history.ages}
         # All float32 columns lie side by side in one table, so that a sample is one gather; the names are views of it.
         self._table, self._slices = _table_for(columns, self.capacity)
-        self._columns = {
+        self._columns: dict[str, NDArray[Any]] = {
             name: self._table[:, self._slices[name]]
             if name in self._slices
+            else kept[name]
+            if name in kept
             else np.zeros((self.capacity, *shape), dtype)
             for name, (shape, dtype) in columns.items()
         }
@@ -86,38 +95,56 @@ class ReplayBuffer:
 
     def __len__(self) -> int:
         """Return how many transitions can be sampled."""
-        return min(self.added, self.capacity)
+        return self.added - self._first
 
     def add(
         self,
-        observations: NDArray[np.float32],
+        observations: NDArray[Any],
         actions: NDArray[Any],
         rewards: NDArray[np.float32],
-        next_observations: NDArray[np.float32],
+        next_observations: NDArray[Any],
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Store one vector step of `num_envs` transitions over the oldest ones; n-step returns need `truncated`."""
+        """Store one vector step of `num_envs` transitions over the oldest ones; without `truncated`, none was cut."""
+        if truncated is None:
+            truncated = np.zeros_like(terminated)
         start = self.added % self.capacity
         rows = slice(start, start + self.num_envs)
         columns = self._columns
-        columns["observations"][rows] = observations
+        if self._history is None:
+            columns["observations"][rows] = observations
+            columns["next_observations"][rows] = next_observations
+        else:
+            self._history.add(self.added, observations, next_observations, terminated, truncated)
         columns["actions"][rows] = actions
         columns["rewards"][rows] = rewards
-        columns["next_observations"][rows] = next_observations
         columns["terminated"][rows] = terminated
-        if self.n_step > 1:
-            assert truncated is not None, "n-step returns must know where episodes are cut"
+        if "ended" in columns:
             columns["ended"][rows] = terminated | truncated
+        self.added += self.num_envs
         if self._priorities is not None:
             self._priorities.add(np.arange(start, start + self.num_envs))
-        self.added += self.num_envs
+            if self._oldest < self._first:
+                self._priorities.remove(np.arange(self._oldest, self._first) % self.capacity)
+
+    @property
+    def _oldest(self) -> int:
+        """The oldest transition that is stored."""
+        return max(0, self.added - self.capacity)
+
+    @property
+    def _first(self) -> int:
+        """The oldest transition that can be sampled: in a full ring, one whose stack of frames is whole."""
+        return self._oldest + (self._history.reach if self._history is not None and self._oldest else 0)
 
     def end_episodes(self, envs: Sequence[int]) -> None:
-        """Let no n-step return run past the newest transition of these environments: they began anew."""
-        if self.n_step > 1 and self.added:
+        """Let neither n-step returns nor stacks of frames cross the newest transition of these, which began anew."""
+        if "ended" in self._columns and self.added:
             newest = (self.added - self.num_envs) % self.capacity
             self._columns["ended"][[newest + env for env in envs]] = True
+        if self._history is not None:
+            self._history.begin_episodes(list(envs))
 
     def check_finite(self, since: int) -> None:
         """Refuse NaN and infinity in the transitions added since env step `since`, naming step and environment."""
@@ -131,6 +158,8 @@ class ReplayBuffer:
             ("next_observations", "observation"),
             ("rewards", "reward"),
         ):
+            if name not in self._columns:
+                continue  # pixels are always finite
             for row, values in self._rows(name, first):
                 by_step = values.reshape(-1, self.num_envs, *values.shape[1:])
                 require_finite(label, by_step, row // self.num_envs - (name == "observations"), self.num_envs)
@@ -159,6 +188,8 @@ class ReplayBuffer:
         weights = None
         if self._priorities is None:
             rows = self._sampler.integers(0, len(self), size=batch_size)
+            if self._history is not None:
+                rows = (rows + self._first) % self.capacity
         else:
             rows, weights = self._priorities.draw(self._sampler.random(batch_size), len(self), weight_exponent)
             self._drawn = rows
@@ -174,16 +205,31 @@ class ReplayBuffer:
 
     def _transitions(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         packed = self._table.take(rows, axis=0)
-        return {
-            name: packed[:, self._slices[name]] if name in self._slices else column.take(rows)
-            for name, column in self._columns.items()
-        }
+        batch = {name: packed[:, where] for name, where in self._slices.items()}
+        if "actions" not in batch:
+            batch["actions"] = self._columns["actions"].take(rows, axis=0)
+        if self._history is not None:
+            batch |= self._images(rows, rows)
+        return batch
+
+    def _numbers(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the numbers, since the start of the run, of the transitions in these rows."""
+        return rows + (self.added - 1 - rows) // self.capacity * self.capacity
+
+    def _images(self, rows: NDArray[np.int64], last: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
+        """Return the observations of `rows`, and those that the transitions in the rows `last` led to."""
+        assert self._history is not None
+        observations = self._history.observations(self._numbers(rows))
+        before = observations if last is rows else self._history.observations(self._numbers(last))
+        following = self._history.next_observations(
+            self._numbers(last), before, self._columns["ended"][last], self.added
+        )
+        return {"observations": observations, "next_observations": following}
 
     def _n_step_transitions(self, rows: NDArray[np.int64], scale_rewards: Scaling | None) -> dict[str, NDArray[Any]]:
         """Sum up to `n_step` rewards from each row on, to the end of its episode or of what is stored."""
         columns = self._columns
-        newest = self.added - 1
-        transitions = rows + (newest - rows) // self.capacity * self.capacity  # numbered since the start of the run
+        newest, transitions = self.added - 1, self._numbers(rows)
         rewards = np.zeros(len(rows), np.float32)
         discounts = np.ones(len(rows), np.float32)
         last = rows.copy()
@@ -197,11 +243,18 @@ class ReplayBuffer:
             discounts = np.where(going, discounts * np.float32(self._gamma), discounts)
             last = np.where(going, here, last)
             going &= ~columns["ended"][here]
+        observations = (
+            {
+                "observations": columns["observations"].take(rows, axis=0),
+                "next_observations": columns["next_observations"].take(last, axis=0),
+            }
+            if self._history is None
+            else self._images(rows, last)
+        )
         return {
-            "observations": columns["observations"].take(rows, axis=0),
+            **observations,
             "actions": columns["actions"].take(rows, axis=0),
             "rewards": rewards,
-            "next_observations": columns["next_observations"].take(last, axis=0),
             "terminated": columns["terminated"].take(last, axis=0),
             "discounts": discounts,
         }
@@ -231,7 +284,9 @@ class ReplayBuffer:
         """Return all of the buffer's state but the transitions."""
         counters = {"added": self.added, "capacity": self.capacity, "sampler": self._sampler.bit_generator.state}
         if self._priorities is not None:
-            counters["priorities"] = self._priorities.state_dict(len(self))
+            counters["priorities"] = self._priorities.state_dict(min(self.added, self.capacity))
+        if self._history is not None:
+            counters["frames"] = self._history.state_dict()
         return counters
 
     def set_counters(self, state: dict[str, Any]) -> None:
@@ -240,6 +295,8 @@ class ReplayBuffer:
         self._sampler.bit_generator.state = state["sampler"]
         if self._priorities is not None:
             self._priorities.load_state_dict(state["priorities"])
+        if self._history is not None:
+            self._history.load_state_dict(state["frames"])
 
 
 def _table_for(

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from rl_training.numerics import all_finite, non_finite, require_finite
+from rl_training.spaces import ActionSpec, ObservationSpec, action_layout
 from rl_training.transfer import to_device
 
 
@@ -55,20 +56,19 @@ class RolloutBuffer:
         self,
         num_steps: int,
         num_envs: int,
-        observation_size: int,
-        action_size: int | None,
+        observation: ObservationSpec,
+        actions: ActionSpec,
         *,
         seed: int,
         device: torch.device | None = None,
     ) -> None:
-        """Allocate; `action_size` is None for discrete actions."""
+        """Allocate."""
         self.num_steps, self.num_envs = num_steps, num_envs
         self.device = device or torch.device("cpu")
         steps = (num_steps, num_envs)
-        self.obs = torch.zeros(*steps, observation_size)
-        self.actions = (
-            torch.zeros(steps, dtype=torch.int64) if action_size is None else torch.zeros(*steps, action_size)
-        )
+        self.obs = torch.from_numpy(np.zeros((*steps, observation.row_size), observation.dtype))
+        action_shape, action_dtype = action_layout(actions)
+        self.actions = torch.from_numpy(np.zeros((*steps, *action_shape), action_dtype))
         self.rewards = torch.zeros(steps)
         self.dones = torch.zeros(steps)
         self.values = torch.zeros(steps)
@@ -76,7 +76,7 @@ class RolloutBuffer:
         self.advantages = torch.zeros(steps)
         self.returns = torch.zeros(steps)
         # True last observations of truncated episodes, by (step, env): rare, so kept apart instead of in every row.
-        self.final_observations: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self.final_observations: dict[tuple[int, int], NDArray[Any]] = {}
         self.position = 0
         self._shuffle = torch.Generator().manual_seed(seed)
         self._rows = {name: getattr(self, name).numpy() for name in _COLLECTED}
@@ -93,12 +93,12 @@ class RolloutBuffer:
 
     def add(
         self,
-        observations: NDArray[np.float32],
+        observations: NDArray[Any],
         actions: NDArray[Any],
         rewards: NDArray[np.float32],
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
-        next_observations: NDArray[np.float32],
+        next_observations: NDArray[Any],
     ) -> None:
         """Store one vector step; `next_observations` holds the true last observation where an episode ended."""
         t, rows = self.position, self._rows
@@ -123,7 +123,7 @@ class RolloutBuffer:
     def truncated_observations(self) -> Tensor:
         """Return the true last observations [K, D] of the truncated episodes, in the order they were stored."""
         if not self.final_observations:
-            return torch.zeros(0, self.obs.shape[-1])
+            return self.obs.new_zeros(0, self.obs.shape[-1])
         return torch.from_numpy(np.stack(list(self.final_observations.values())))
 
     def compute_returns_and_advantages(

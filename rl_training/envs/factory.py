@@ -6,21 +6,23 @@ import json
 from typing import Any
 
 import gymnasium as gym
-import numpy as np
 
 from rl_training.config import EnvConfig, TrainConfig
+from rl_training.config.conversion import plain
+from rl_training.envs.flattening import describe_spaces, flat_env
 from rl_training.envs.snapshots import EpisodeRecorder
 from rl_training.envs.sync_vector_env import SameStepVectorEnv
 from rl_training.errors import UserError, did_you_mean
 from rl_training.seeding import derive_seed
-from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions, ObservationSpec
+from rl_training.spaces import ActionSpec, ObservationSpec
 
 GymEnv = gym.Env[Any, Any]
 
 
 def make_env(config: TrainConfig, env_index: int) -> GymEnv:
     """Make one environment that keeps episode statistics and can be snapshotted; its index seeds its action space."""
-    env: GymEnv = EpisodeRecorder(_make_bare(config.env), f"{config.env.id} (environment {env_index})")
+    bare = flat_env(_make_bare(config.env), config.env.id, config.env.frame_stack)
+    env: GymEnv = EpisodeRecorder(bare, f"{config.env.id} (environment {env_index})")
     env.action_space.seed(env_seed(config, env_index))
     return env
 
@@ -42,44 +44,17 @@ def env_seed(config: TrainConfig, env_index: int) -> int:
 
 def probe_spaces(config: EnvConfig) -> tuple[ObservationSpec, ActionSpec]:
     """Make one environment, describe its spaces, and close it; remembered, since a launch asks more than once."""
-    key = json.dumps([config.id, config.import_module, config.env_kwargs, config.extra], sort_keys=True, default=repr)
+    key = json.dumps(plain(config), sort_keys=True, default=repr)
     if key not in _PROBED:
         env = _make_bare(config)
         try:
-            _PROBED[key] = describe_spaces(env.observation_space, env.action_space, config.id)
+            _PROBED[key] = describe_spaces(env.observation_space, env.action_space, config.id, config.frame_stack)
         finally:
             env.close()
     return _PROBED[key]
 
 
 _PROBED: dict[str, tuple[ObservationSpec, ActionSpec]] = {}
-
-
-def describe_spaces(
-    observation_space: gym.Space[Any], action_space: gym.Space[Any], env_id: str
-) -> tuple[ObservationSpec, ActionSpec]:
-    """Return the spaces in plain numbers, or refuse those that no algorithm here can use."""
-    return _describe_observations(observation_space, env_id), _describe_actions(action_space, env_id)
-
-
-def _describe_observations(space: gym.Space[Any], env_id: str) -> ObservationSpec:
-    if isinstance(space, gym.spaces.Discrete):
-        return ObservationSpec(size=int(space.n))
-    if isinstance(space, gym.spaces.Box) and len(space.shape) == 1:
-        return ObservationSpec(size=space.shape[0])
-    raise UserError(
-        f"{env_id} has observations {_one_line(space)}; only Discrete and one-dimensional Box are supported."
-    )
-
-
-def _describe_actions(space: gym.Space[Any], env_id: str) -> ActionSpec:
-    if isinstance(space, gym.spaces.Discrete):
-        return DiscreteActions(count=int(space.n), start=int(space.start))
-    if isinstance(space, gym.spaces.Box) and len(space.shape) == 1 and np.issubdtype(space.dtype, np.floating):
-        return ContinuousActions(low=tuple(space.low.tolist()), high=tuple(space.high.tolist()))
-    raise UserError(
-        f"{env_id} has actions {_one_line(space)}; only Discrete and one-dimensional real Box are supported."
-    )
 
 
 def _make_bare(config: EnvConfig) -> GymEnv:

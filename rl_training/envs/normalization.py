@@ -66,7 +66,7 @@ class Normalizer:
             for environments in ended:
                 self._discounted_returns[environments] = 0.0
 
-    def observations(self, raw: NDArray[np.float32]) -> NDArray[np.float32]:
+    def observations(self, raw: NDArray[Any]) -> NDArray[Any]:
         """Scale and clip observations."""
         if not self.config.normalize_observation:
             return raw

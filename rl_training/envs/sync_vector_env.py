@@ -27,16 +27,17 @@ class SameStepVectorEnv(SyncVectorEnv):
 
     def __init__(self, env_fns: Any) -> None:
         super().__init__(env_fns, copy=False, autoreset_mode=AutoresetMode.SAME_STEP)
+        self.row_dtype = np.uint8 if self.single_observation_space.dtype == np.uint8 else np.float32
 
     def step(  # type: ignore[override]  # rewards are float32 here
         self, actions: Any
     ) -> tuple[Any, NDArray[np.float32], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """Step every environment; the infos have nothing but, under "endings", the episodes that ended."""
         # New arrays, filled in place, are cheaper than copies of old ones.
-        observations: Any = np.empty_like(self._observations)
+        shape = self.single_observation_space.shape
+        observations: Any = np.empty((self.num_envs, *(shape or ())), self.row_dtype)
         rewards = np.empty(self.num_envs, np.float32)
         terminated, truncated = np.empty(self.num_envs, np.bool_), np.empty(self.num_envs, np.bool_)
-        shape = self.single_observation_space.shape
         infos: dict[str, Any] = {}
         for index, (env, action) in enumerate(zip(self.envs, actions, strict=True)):
             observation, rewards[index], ended, cut, info = env.step(action)

@@ -1,15 +1,14 @@
-"""The environments a trainer steps: float32 observations in, true next observations and finished episodes out."""
+"""The environments a trainer steps: rows of observations in, true next observations and finished episodes out."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
 
 from rl_training.config import TrainConfig
-from rl_training.envs.factory import describe_spaces, env_seed, make_vector_env
+from rl_training.envs.factory import env_seed, make_vector_env, probe_spaces
 from rl_training.envs.snapshots import RestoreError
 from rl_training.envs.sync_vector_env import Ending
 from rl_training.errors import EnvironmentFailure
@@ -28,11 +27,11 @@ class Episode:
 
 @dataclass(slots=True)
 class EnvStep:
-    """One vector step; arrays have one row per environment."""
+    """One vector step; arrays have one row per environment, laid out as the `ObservationSpec` says."""
 
-    observations: NDArray[np.float32]
+    observations: NDArray[Any]
     """What the policy sees next: where an episode ended, the first observation of the new one."""
-    next_observations: NDArray[np.float32]
+    next_observations: NDArray[Any]
     """What this step led to: where an episode ended, its true last observation."""
     rewards: NDArray[np.float32]
     terminated: NDArray[np.bool_]
@@ -46,13 +45,10 @@ class TrainingEnvs:
     def __init__(self, config: TrainConfig) -> None:
         self._envs = make_vector_env(config)
         self.num_envs = config.env.num_envs
-        observation_space = self._envs.single_observation_space
-        self.observation_spec, self.action_spec = describe_spaces(
-            observation_space, self._envs.single_action_space, config.env.id
-        )
-        self._encode = ObservationEncoder(observation_space)
+        self.observation_spec, self.action_spec = probe_spaces(config.env)
         self._config = config
-        self.observations: NDArray[np.float32] = np.zeros((self.num_envs, self.observation_spec.size), np.float32)
+        shape = (self.num_envs, self.observation_spec.row_size)
+        self.observations: NDArray[Any] = np.zeros(shape, self.observation_spec.dtype)
         """What the policy sees next."""
         self._discrete = isinstance(self.action_spec, DiscreteActions)
         self.vector_steps = 0
@@ -62,10 +58,10 @@ class TrainingEnvs:
         """Why the last `load_state_dict` could not rebuild every environment, if it could not."""
         self._normalizing = config.env.normalize_observation or config.env.normalize_reward
 
-    def reset(self) -> NDArray[np.float32]:
+    def reset(self) -> NDArray[Any]:
         """Start an episode in every environment, each with its own seed."""
         observations, _ = self._envs.reset(seed=[env_seed(self._config, index) for index in range(self.num_envs)])
-        self.observations = self._encode(observations).copy()
+        self.observations = observations.astype(self.observations.dtype)
         require_finite("first observation", self.observations[None], -1, self.num_envs)
         return self.observations
 
@@ -73,10 +69,9 @@ class TrainingEnvs:
         """Step every environment; those that end their episode start a new one at once."""
         try:
             # Gymnasium checks each discrete action; Python integers pass in a quarter of the time of numpy's.
-            raw_observations, rewards, terminated, truncated, infos = self._envs.step(
+            observations, rewards, terminated, truncated, infos = self._envs.step(
                 actions.tolist() if self._discrete else actions
             )
-            observations = self._encode(raw_observations)
             step = EnvStep(observations, observations, rewards, terminated, truncated)
             if infos:
                 self._read_episode_ends(step, infos["endings"])
@@ -105,7 +100,7 @@ class TrainingEnvs:
     def _read_episode_ends(self, step: EnvStep, endings: Sequence[Ending]) -> None:
         step.next_observations = step.observations.copy()
         for ending in endings:
-            step.next_observations[ending.index] = self._encode(np.expand_dims(ending.observation, 0))[0]
+            step.next_observations[ending.index] = ending.observation
         statistics = [ending.info["episode"] for ending in endings]
         step.episodes = [Episode(float(episode["r"]), int(episode["l"])) for episode in statistics]
 
@@ -126,30 +121,15 @@ class TrainingEnvs:
         self.observations = state["observations"].copy()
         for index, (env, snapshot) in enumerate(zip(self._envs.envs, state["environments"], strict=True)):
             try:
-                observation = self._encode(np.expand_dims(env.get_wrapper_attr("restore")(snapshot), 0))[0]
-                if not np.array_equal(observation, self.observations[index]):
+                observation = env.get_wrapper_attr("restore")(snapshot)
+                if not np.array_equal(np.asarray(observation, self.observations.dtype), self.observations[index]):
                     raise RestoreError("its replayed episode led to another observation")
             except (RestoreError, EnvironmentFailure) as error:
                 self.restarted.append(index)
                 self.inexact_reason = f"environment {index} started a new episode, because {error}"
                 seed = derive_seed(self._config.seed, f"env resumed at {self.vector_steps}", index)
-                observation = env.get_wrapper_attr("restart")(seed, self.vector_steps)
-                self.observations[index] = self._encode(np.expand_dims(observation, 0))[0]
+                self.observations[index] = env.get_wrapper_attr("restart")(seed, self.vector_steps)
 
     def close(self) -> None:
         """Release the environments."""
         self._envs.close()
-
-
-class ObservationEncoder:
-    """Turns a batch of raw observations into float32 vectors [N, D]; Discrete ones become one-hot."""
-
-    def __init__(self, space: gym.Space[Any]) -> None:
-        self._start = int(space.start) if isinstance(space, gym.spaces.Discrete) else None
-        self._one_hot = np.eye(int(space.n), dtype=np.float32) if isinstance(space, gym.spaces.Discrete) else None
-
-    def __call__(self, observations: Any) -> NDArray[np.float32]:
-        """Encode; the same array where it already is what it shall become."""
-        if self._one_hot is not None:
-            return self._one_hot[np.asarray(observations) - self._start]
-        return np.asarray(observations, dtype=np.float32)

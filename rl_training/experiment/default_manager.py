@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rl_training.config import TrainConfig
 from rl_training.errors import ConfigError
 from rl_training.experiment import registry
-from rl_training.spaces import DiscreteActions
+from rl_training.spaces import ContinuousActions
 
 if TYPE_CHECKING:
     from rl_training.runtime.callbacks import Callback
@@ -55,12 +55,18 @@ def check_experiment(config: TrainConfig) -> None:
 
     from rl_training.envs.factory import probe_spaces
 
-    _, actions = probe_spaces(config.env)
+    observation, actions = probe_spaces(config.env)
     registry.check_actions(spec, actions, config.env.id)
-    if getattr(config.algo, "state_dependent_noise", False) and isinstance(actions, DiscreteActions):
+    if getattr(config.algo, "state_dependent_noise", False) and not isinstance(actions, ContinuousActions):
         raise ConfigError(
             f"algo.state_dependent_noise=true needs continuous actions, and {config.env.id} has discrete ones. "
             "Leave it at false."
+        )
+
+    if config.env.normalize_observation and observation.images:
+        raise ConfigError(
+            f"env.normalize_observation=true is for vectors, and {config.env.id} has images, which the network scales "
+            "itself. Leave it at false."
         )
 
     from rl_training.runtime.run_utils import resolve_device

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rl_training.config import AlgoConfig, DQNConfig, PPOConfig, SACConfig
 from rl_training.errors import ConfigError, UserError, did_you_mean
-from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions
+from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions, MultiDiscreteActions
 
 if TYPE_CHECKING:
     from rl_training.runtime.trainer import TrainFunction
@@ -22,6 +22,7 @@ class Capabilities:
     discrete_actions: bool = False
     continuous_actions: bool = False
     unbounded_actions: bool = False
+    several_choices: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,19 +88,25 @@ def check_actions(spec: AlgorithmSpec, actions: ActionSpec, env_id: str) -> None
     if _fits(spec, actions):
         return
     fitting = [other.name for other in _SPECS.values() if _fits(other, actions)]
-    kind = (
-        f"{actions.count} discrete actions"
-        if isinstance(actions, DiscreteActions)
-        else f"continuous actions{'' if _bounded(actions) else ' without bounds'}"
-    )
     raise UserError(
-        f"algo={spec.name} cannot train on {env_id}, which has {kind}. Use algo={' or algo='.join(sorted(fitting))}."
+        f"algo={spec.name} cannot train on {env_id}, which has {_kind(actions)}. "
+        f"Use algo={' or algo='.join(sorted(fitting))}."
     )
+
+
+def _kind(actions: ActionSpec) -> str:
+    if isinstance(actions, DiscreteActions):
+        return f"{actions.count} discrete actions"
+    if isinstance(actions, MultiDiscreteActions):
+        return f"{len(actions.counts)} discrete choices in each action"
+    return f"continuous actions{'' if _bounded(actions) else ' without bounds'}"
 
 
 def _fits(spec: AlgorithmSpec, actions: ActionSpec) -> bool:
     if isinstance(actions, DiscreteActions):
         return spec.capabilities.discrete_actions
+    if isinstance(actions, MultiDiscreteActions):
+        return spec.capabilities.several_choices
     return spec.capabilities.continuous_actions and (_bounded(actions) or spec.capabilities.unbounded_actions)
 
 
@@ -113,7 +120,9 @@ register(
         config_class=PPOConfig,
         train="rl_training.runtime.ppo_trainer:train_ppo",
         build_agent="rl_training.runtime.ppo_trainer:build_ppo_agent",
-        capabilities=Capabilities(discrete_actions=True, continuous_actions=True, unbounded_actions=True),
+        capabilities=Capabilities(
+            discrete_actions=True, continuous_actions=True, unbounded_actions=True, several_choices=True
+        ),
     )
 )
 register(

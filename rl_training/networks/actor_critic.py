@@ -7,38 +7,40 @@ from torch import Tensor, nn
 
 from rl_training.config import PPOConfig
 from rl_training.networks.distributions import (
-    categorical_log_prob_and_entropy,
+    choices_log_prob_and_entropy,
     gaussian_entropy,
     gaussian_log_prob,
 )
-from rl_training.networks.mlp import body_output_size, initialize_orthogonally, mlp_body
+from rl_training.networks.encoder import observation_body
+from rl_training.networks.mlp import initialize_orthogonally
 from rl_training.networks.state_noise import state_log_std
-from rl_training.spaces import ActionSpec, DiscreteActions, ObservationSpec
+from rl_training.spaces import ActionSpec, ContinuousActions, ObservationSpec, choice_counts
 
 
 class ActorCritic(nn.Module):
     """Maps observations to the parameters of the action distribution and to a value.
 
-    Discrete actions get logits; continuous ones the mean of a Gaussian whose deviation does not depend on the state,
+    Discrete choices get logits; continuous ones the mean of a Gaussian whose deviation does not depend on the state,
     or does so through state-dependent noise.
     """
 
     def __init__(self, config: PPOConfig, observation: ObservationSpec, actions: ActionSpec) -> None:
         super().__init__()
-        self.discrete = isinstance(actions, DiscreteActions)
-        outputs = actions.count if isinstance(actions, DiscreteActions) else actions.size
+        self.choices = choice_counts(actions)
+        """How many alternatives each discrete choice has; empty for continuous actions."""
+        self.discrete = bool(self.choices)
+        outputs = actions.size if isinstance(actions, ContinuousActions) else sum(self.choices)
         self.state_noise = config.state_dependent_noise and not self.discrete
         critic_sizes = config.hidden_sizes if config.critic_hidden_sizes is None else config.critic_hidden_sizes
-        features = body_output_size(observation.size, config.hidden_sizes)
 
-        self.actor_body = mlp_body(observation.size, config.hidden_sizes, config.activation)
-        self.critic_body = (
-            self.actor_body
+        self.actor_body, features = observation_body(observation, config)
+        self.critic_body, critic_features = (
+            (self.actor_body, features)
             if config.share_network
-            else mlp_body(observation.size, critic_sizes, config.critic_activation or config.activation)
+            else observation_body(observation, config, critic_sizes, config.critic_activation)
         )
         self.actor_head = nn.Linear(features, outputs)
-        self.critic_head = nn.Linear(body_output_size(observation.size, critic_sizes), 1)
+        self.critic_head = nn.Linear(critic_features, 1)
         if not self.discrete:
             shape = (features, outputs) if self.state_noise else (outputs,)
             self.log_std = nn.Parameter(torch.full(shape, config.initial_log_std))
@@ -64,7 +66,7 @@ class ActorCritic(nn.Module):
         features = self.actor_body(observations)
         parameters = self.actor_head(features)
         if self.discrete:
-            return categorical_log_prob_and_entropy(parameters, actions)
+            return choices_log_prob_and_entropy(parameters, actions, self.choices)
         if self.state_noise:
             log_std = state_log_std(features.detach(), self.log_std)
         else:

@@ -1,6 +1,7 @@
 """Log-probabilities and entropies as plain formulas; torch.distributions costs more than the networks they follow."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +15,18 @@ def categorical_log_prob_and_entropy(logits: Tensor, actions: Tensor) -> tuple[T
     log_probs = F.log_softmax(logits, dim=-1)
     chosen = log_probs.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     return chosen, -(log_probs.exp() * log_probs).sum(-1)
+
+
+def choices_log_prob_and_entropy(logits: Tensor, actions: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """The same for independent choices at once: logits [B, sum of counts], actions [B] for one choice, else [B, K]."""
+    if len(counts) == 1:
+        return categorical_log_prob_and_entropy(logits, actions.reshape(len(logits)))
+    parts = [
+        categorical_log_prob_and_entropy(part, action)
+        for part, action in zip(torch.split(logits, list(counts), dim=-1), actions.unbind(-1), strict=True)
+    ]
+    log_probs, entropies = zip(*parts, strict=True)
+    return torch.stack(log_probs).sum(0), torch.stack(entropies).sum(0)
 
 
 def gaussian_log_prob(mean: Tensor, log_std: Tensor, values: Tensor) -> Tensor:

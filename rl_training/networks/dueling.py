@@ -1,21 +1,17 @@
 """Action values in two streams (Wang et al., 2016): how good the state is, and how much better each action."""
 
-from collections.abc import Sequence
-
 from torch import Tensor, nn
 
-from rl_training.config import Activation
 from rl_training.networks.linear import linear
-from rl_training.networks.mlp import body_output_size, mlp_body
 
 
-class DuelingMLP(nn.Module):
+class DuelingNetwork(nn.Module):
     """Q(s, a) = V(s) + A(s, a) - mean of A(s, .) (eq. 9), with both streams on the same hidden layers."""
 
-    def __init__(self, input_size: int, hidden_sizes: Sequence[int], actions: int, activation: Activation) -> None:
+    def __init__(self, body: nn.Sequential, features: int, actions: int) -> None:
+        """Put both heads on hidden layers that give so many features."""
         super().__init__()
-        features = body_output_size(input_size, hidden_sizes)
-        self.body = mlp_body(input_size, hidden_sizes, activation)
+        self.body = body
         self.value_head = linear(features, 1)
         self.advantage_head = linear(features, actions)
 

@@ -52,8 +52,9 @@ def body_output_size(input_size: int, hidden_sizes: Sequence[int]) -> int:
 
 
 def initialize_orthogonally(module: nn.Module, gain: float) -> None:
-    """Give every linear layer in `module` orthogonal weights of this gain and zero biases (Saxe et al., 2014)."""
+    """Give every linear and convolutional layer orthogonal weights of this gain (Saxe et al., 2014) and zero biases."""
     for layer in module.modules():
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            assert layer.bias is not None
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)

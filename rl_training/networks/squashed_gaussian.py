@@ -5,7 +5,8 @@ from torch import Tensor, nn
 
 from rl_training.config import SACConfig
 from rl_training.networks.distributions import squashed_gaussian_sample
-from rl_training.networks.mlp import body_output_size, mlp
+from rl_training.networks.encoder import observation_body
+from rl_training.networks.linear import linear
 from rl_training.networks.state_noise import state_log_std
 from rl_training.spaces import ContinuousActions, ObservationSpec
 
@@ -21,9 +22,9 @@ class SquashedGaussianActor(nn.Module):
         super().__init__()
         self.state_noise = config.state_dependent_noise
         outputs = actions.size if self.state_noise else 2 * actions.size
-        self.network = mlp(observation.size, config.hidden_sizes, outputs, config.activation)
+        body, features = observation_body(observation, config)
+        self.network = body.append(linear(features, outputs))
         if self.state_noise:
-            features = body_output_size(observation.size, config.hidden_sizes)
             self.log_std = nn.Parameter(torch.full((features, actions.size), config.initial_log_std))
 
     def forward(self, observations: Tensor) -> tuple[Tensor, Tensor]:

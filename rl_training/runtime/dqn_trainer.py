@@ -57,8 +57,8 @@ def train_dqn(
     replay = ReplayBuffer(
         algo.buffer_size,
         envs.num_envs,
-        envs.observation_spec.size,
-        action_size=None,
+        envs.observation_spec,
+        envs.action_spec,
         seed=derive_seed(config.seed, "replay sampling"),
         device=device,
         n_step=algo.n_step,

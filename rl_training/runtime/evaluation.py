@@ -10,7 +10,6 @@ import torch
 from rl_training.config import TrainConfig
 from rl_training.envs.factory import make_env
 from rl_training.envs.normalization import Normalizer
-from rl_training.envs.training_envs import ObservationEncoder
 from rl_training.runtime.trainer import Agent, EvalResult
 
 
@@ -31,13 +30,13 @@ def evaluate_agent(
     returns, lengths = [], []
     with _global_generators_preserved():
         env = make_env(config, env_index=0)
-        encode = ObservationEncoder(env.observation_space)
+        dtype = np.uint8 if env.observation_space.dtype == np.uint8 else np.float32
         try:
             for episode in range(episodes):
                 observation, _ = env.reset(seed=seed + episode)
                 episode_return, length, ended = 0.0, 0, False
                 while not ended:
-                    actions = agent.act(normalizer.observations(encode(np.expand_dims(observation, 0))))
+                    actions = agent.act(normalizer.observations(np.asarray(observation, dtype)[None]))
                     action = actions.item() if actions.ndim == 1 else actions[0]
                     observation, reward, terminated, truncated, _ = env.step(action)
                     episode_return += float(reward)

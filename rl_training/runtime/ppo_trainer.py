@@ -18,7 +18,7 @@ from rl_training.runtime.run_utils import create_training_run, prepare_process
 from rl_training.runtime.session import TrainingSession
 from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import derive_seed
-from rl_training.spaces import ActionSpec, ContinuousActions, ObservationSpec
+from rl_training.spaces import ActionSpec, ObservationSpec
 
 
 def build_ppo_agent(
@@ -56,8 +56,8 @@ def train_ppo(
     rollout = RolloutBuffer(
         algo.num_steps,
         envs.num_envs,
-        envs.observation_spec.size,
-        envs.action_spec.size if isinstance(envs.action_spec, ContinuousActions) else None,
+        envs.observation_spec,
+        envs.action_spec,
         seed=derive_seed(config.seed, "minibatches"),
         device=device,
     )

@@ -55,8 +55,8 @@ def train_sac(
     replay = ReplayBuffer(
         algo.buffer_size,
         envs.num_envs,
-        envs.observation_spec.size,
-        action_size=agent.actions.size,
+        envs.observation_spec,
+        envs.action_spec,
         seed=derive_seed(config.seed, "replay sampling"),
         device=device,
     )
@@ -68,6 +68,7 @@ def train_sac(
     ) as session:
         if not session.resumed:
             normalizer.update(envs.reset())
+        replay.end_episodes(envs.restarted)
         observations = envs.observations
 
         while session.running:
@@ -82,7 +83,7 @@ def train_sac(
             normalizer.update(step.observations, step.rewards, step.terminated, step.truncated)
 
             # Store
-            replay.add(observations, actions, step.rewards, step.next_observations, step.terminated)
+            replay.add(observations, actions, step.rewards, step.next_observations, step.terminated, step.truncated)
             observations = step.observations
             before = session.global_step
             session.record_step(step)
