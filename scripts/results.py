@@ -106,6 +106,13 @@ def check_pair(pair: str) -> None:
         raise UserError(f"There is no preset {pair}.{did_you_mean(pair, presets)} Presets: {', '.join(presets)}.")
 
 
+def split_pair(pair: str) -> tuple[str, str]:
+    """Split the name of a preset; both parts may hold an underscore, so the longest name of an environment counts."""
+    envs = sorted((path.stem for path in (conf_dir() / "env").glob("*.yaml")), key=len, reverse=True)
+    env = next(env for env in envs if pair.endswith(f"_{env}"))
+    return pair.removesuffix(f"_{env}"), env
+
+
 def measure(pair: str, library: str, seed: int, steps: int | None, number: str) -> None:
     """Train one run and evaluate its end, unless that was done before."""
     config = preset_config(pair, seed, steps)
@@ -143,7 +150,7 @@ def preset_config(pair: str, seed: int, steps: int | None = None) -> TrainConfig
     """Return the config of a preset, as the command line would compose it."""
     from rl_training.api.algorithms import make_config
 
-    algo, _, env = pair.partition("_")
+    algo, env = split_pair(pair)
     settings: dict[str, Any] = {"seed": seed, "logging": {"progress": False, "tensorboard": False}}
     config = make_config(algo, env, **settings, **({"total_timesteps": steps} if steps else {}))
     assert config.preset == pair
@@ -226,7 +233,7 @@ def row(pair: str, steps: int, library: str, runs: list[Run]) -> str:
     figures = np.array([run.figure for run in sorted(runs, key=lambda run: run.seed)])
     interval = "" if len(figures) < 3 else " [{:.1f}, {:.1f}]".format(*bootstrap_interval(figures))  # of two: nothing
     cells = [
-        pair.replace("_", " ", 1),
+        " ".join(split_pair(pair)),
         f"{steps:,}",
         "**ours**" if library == "ours" else "SB3",
         str(len(runs)),
@@ -269,7 +276,7 @@ def draw_curves(groups: dict[tuple[str, int], dict[str, list[Run]]]) -> list[Pat
             if "sb3" in by_library:
                 end = [run.figure for run in by_library["sb3"]]
                 axis.scatter([steps] * len(end), end, color="#D55E00", marker="x", zorder=3, label="SB3, final")
-            axis.set_title(pair.replace("_", " ", 1), fontsize=10)
+            axis.set_title(" ".join(split_pair(pair)), fontsize=10)
             axis.set_xlabel("env steps")
             axis.set_ylabel("return")
             axis.grid(alpha=0.2)

@@ -33,6 +33,7 @@ from rl_training.help import training_help
 
 CONF = REPO / "conf"
 ALGOS = ["dqn", "ppo", "sac"]
+VARIANTS = ["sac_efficient"]
 ENVS = sorted(path.stem for path in (CONF / "env").glob("*.yaml"))
 PRESETS = sorted(path.stem for path in (CONF / "tuned").glob("*.yaml") if path.stem != "none")
 
@@ -70,7 +71,19 @@ def test_the_checkout_uses_its_own_conf_directory():
 
 
 def test_there_is_a_group_file_for_every_registered_algorithm_and_no_other():
-    assert sorted(path.stem for path in (CONF / "algo").glob("*.yaml")) == registry.names() == ALGOS
+    assert registry.names() == ALGOS
+    assert sorted(path.stem for path in (CONF / "algo").glob("*.yaml")) == sorted([*ALGOS, *VARIANTS])
+
+
+@pytest.mark.parametrize("choice", VARIANTS)
+def test_a_variant_is_an_algorithm_with_other_settings_in_yaml_and_in_python(composed, choice):
+    algo = choice.partition("_")[0]
+    plain_config, config = composed(f"algo={algo}", "env=gym"), composed(f"algo={choice}", "env=gym")
+    assert config.algo.name == algo
+    assert config.algo != plain_config.algo
+    assert config == make_config(choice, "gym")
+    with pytest.raises(ConfigError, match=rf"Unknown algorithm '{choice}x'\. Did you mean '{choice}'\?"):
+        make_config(f"{choice}x", "gym")
 
 
 def test_algorithm_names_have_no_underscore_because_presets_split_there():
@@ -138,10 +151,16 @@ def test_help_lists_every_choice_and_every_setting_with_value_range_and_meaning(
 # Presets
 
 
+def pair_of(preset: str) -> tuple[str, str]:
+    """Split a preset's name; the name of a variant and that of an environment may both hold an underscore."""
+    env = max((env for env in ENVS if preset.endswith(f"_{env}")), key=len)
+    return preset.removesuffix(f"_{env}"), env
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_is_named_after_an_algorithm_and_an_environment_and_says_its_name(preset):
-    algo, _, env = preset.partition("_")
-    assert algo in ALGOS
+    algo, env = pair_of(preset)
+    assert algo in [*ALGOS, *VARIANTS]
     assert env in ENVS
     assert load_yaml(CONF / "tuned" / f"{preset}.yaml")["preset"] == preset
 
@@ -154,6 +173,7 @@ def test_every_pair_that_can_be_trained_has_a_preset():
         *(f"ppo_{env}" for env in discrete | continuous),
         *(f"dqn_{env}" for env in discrete),
         *(f"sac_{env}" for env in continuous),
+        *(f"sac_efficient_{env}" for env in ("halfcheetah", "hopper", "pendulum")),
     }
 
 
@@ -166,7 +186,7 @@ def test_a_preset_says_where_its_values_come_from(preset):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_a_preset_beats_the_defaults(composed, preset):
-    algo, _, env = preset.partition("_")
+    algo, env = pair_of(preset)
     config, defaults = composed(f"algo={algo}", f"env={env}"), composed(f"algo={algo}", f"env={env}", "tuned=none")
     settings = dict(leaves(load_yaml(CONF / "tuned" / f"{preset}.yaml")))
     assert {key: value_at(config, key) for key in settings} == settings

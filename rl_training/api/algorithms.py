@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rl_training.config import AlgoConfig, DQNConfig, EnvConfig, PPOConfig, SACConfig, TrainConfig
-from rl_training.config.conversion import plain, shipped_env, tuned_preset, typed_config
+from rl_training.config.conversion import algo_variant, plain, shipped_env, tuned_preset, typed_config
 from rl_training.experiment import registry
 from rl_training.experiment.default_manager import DefaultExperimentManager
 from rl_training.runtime.callbacks import Callback
@@ -51,17 +51,18 @@ def make_config(
     env_settings: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> TrainConfig:
-    """Build a config from an algorithm (name or settings) and an environment (name, Gymnasium id or settings).
+    """Build a config from an algorithm (name such as "sac" or "sac_efficient", or settings) and an environment (name, Gymnasium id or settings).
 
     Named pairs that have a tuned preset start from it, as on the command line; `preset=False` starts from the
     defaults. `hyperparameters` (fields of the algorithm's config), `env_settings` (fields of `EnvConfig`) and
     `settings` (fields of `TrainConfig`: total_timesteps=…, seed=…, eval={"episodes": 50}) win over the preset.
     """
-    spec = registry.get(algo if isinstance(algo, str) else algo.name)
+    variant = algo_variant(algo) if isinstance(algo, str) else {}
+    spec = registry.get(algo.partition("_")[0] if isinstance(algo, str) else algo.name)
     named_env = (shipped_env(env) or {"id": env}) if isinstance(env, str) else plain(env)
-    data: dict[str, Any] = {"algo": {} if isinstance(algo, str) else plain(algo), "env": named_env}
+    data: dict[str, Any] = {"algo": variant if isinstance(algo, str) else plain(algo), "env": named_env}
     if preset and isinstance(algo, str) and isinstance(env, str):
-        _merge(data, tuned_preset(spec.name, named_env.get("name", "")))
+        _merge(data, tuned_preset(algo, named_env.get("name", "")))
     _merge(data, {"algo": plain(dict(hyperparameters or {})), "env": plain(dict(env_settings or {}))})
     _merge(data, plain(settings))
     return typed_config(data, spec.config_class)

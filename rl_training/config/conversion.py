@@ -117,6 +117,19 @@ def shipped_env(name_or_id: str) -> dict[str, Any] | None:
     return None
 
 
+def algo_variant(name: str) -> dict[str, Any]:
+    """Return what algo=<algo>_<variant> changes in the algorithm's defaults; nothing for the algorithm itself."""
+    path = conf_dir() / "algo" / f"{name}.yaml"
+    if "_" not in name:
+        return {}
+    if not path.is_file():
+        choices = sorted(choice.stem for choice in path.parent.glob("*.yaml"))
+        raise ConfigError(f"Unknown algorithm {name!r}.{did_you_mean(name, choices)} Choose from {', '.join(choices)}.")
+    settings = load_yaml(path)
+    settings.pop("defaults", None)
+    return settings
+
+
 def tuned_preset(algo_name: str, env_name: str) -> dict[str, Any]:
     """Return the tuned settings of an algorithm and environment, empty if there are none."""
     path = conf_dir() / "tuned" / f"{algo_name}_{env_name}.yaml"
