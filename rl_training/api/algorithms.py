@@ -51,7 +51,9 @@ def make_config(
     env_settings: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> TrainConfig:
-    """Build a config from an algorithm (name such as "sac" or "sac_efficient", or settings) and an environment (name, Gymnasium id or settings).
+    """Build a config from an algorithm (name or settings) and an environment (name, Gymnasium id or settings).
+
+    The name of an algorithm is that of a file in conf/algo: "sac", or a variant such as "sac_efficient".
 
     Named pairs that have a tuned preset start from it, as on the command line; `preset=False` starts from the
     defaults. `hyperparameters` (fields of the algorithm's config), `env_settings` (fields of `EnvConfig`) and
