@@ -3,8 +3,9 @@
 import dataclasses
 import textwrap
 from collections.abc import Iterator
-from enum import Enum
-from typing import Any
+from enum import EnumMeta
+from types import NoneType
+from typing import Any, get_args
 
 from rl_training.config import TrainConfig
 from rl_training.config.conversion import conf_dir, plain
@@ -54,17 +55,39 @@ def _settings(section: Any, prefix: str) -> Iterator[str]:
     for field in fields:
         value = getattr(section, field.name)
         if "meaning" in field.metadata:
-            yield _setting(f"{prefix}{field.name}", value, field.metadata)
+            yield _setting(f"{prefix}{field.name}", value, field)
     for field in fields:
         value = getattr(section, field.name)
         if dataclasses.is_dataclass(value):
             yield from _settings(value, f"{prefix}{field.name}.")
 
 
-def _setting(key: str, value: Any, metadata: Any) -> str:
+def _setting(key: str, value: Any, field: "dataclasses.Field[Any]") -> str:
     shown = "null" if value is None else str(plain(value)).lower() if isinstance(value, bool) else str(plain(value))
-    limits = [f"{_BOUND_SIGNS[name]} {bound:g}" for name, bound in metadata.get("bounds", {}).items()]
-    if isinstance(value, Enum):
-        limits = [", ".join(type(value).__members__)]
-    meaning = metadata["meaning"] + (f" [{', '.join(limits)}]" if limits else "")
-    return textwrap.fill(meaning, 120, initial_indent=f"  {f'{key}={shown}':<38} ", subsequent_indent=" " * 41)
+    allowed = _values(field) or _range(field)
+    # No-break spaces keep the brackets on one line.
+    brackets = f"[{allowed}]".replace(" ", "\xa0") if allowed else ""
+    lines = textwrap.fill(
+        f"{field.metadata['meaning']} {brackets}",
+        120,
+        initial_indent=f"  {f'{key}={shown}':<38} ",
+        subsequent_indent=" " * 41,
+    )
+    return lines.replace("\xa0", " ")
+
+
+def _values(field: "dataclasses.Field[Any]") -> str:
+    """Return all values of a setting, empty where they cannot be listed; nobody needs to be told true and false."""
+    types = get_args(field.type) or (field.type,)
+    names = [name for enum in types if isinstance(enum, EnumMeta) for name in enum.__members__]
+    if names and NoneType in types:
+        names.append("null")
+    words = field.metadata.get("words", ())
+    if bool in types and words:
+        names = [*words, "true", "false"]
+    return ", ".join(names)
+
+
+def _range(field: "dataclasses.Field[Any]") -> str:
+    limits = ", ".join(f"{_BOUND_SIGNS[name]} {bound:g}" for name, bound in field.metadata.get("bounds", {}).items())
+    return " or ".join(filter(None, [*field.metadata.get("words", ()), limits]))

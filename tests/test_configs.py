@@ -148,6 +148,16 @@ def test_help_lists_every_choice_and_every_setting_with_value_range_and_meaning(
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_help_lists_the_values_of_settings_that_take_a_word_or_null():
+    text = training_help(make_config("ppo", "cartpole"), "train")
+    assert "=null            Nonlinearity of the critic; null is as in the actor. [tanh, relu, null]\n" in text
+    assert "=auto                    CPU threads of torch; auto is 1, or 2 for layers of 512 and more." in text
+    # The brackets stay together, where need be on a line of their own.
+    assert "layers of 512 and more.\n                                         [auto or >= 1]\n" in text
+    assert "win back the seconds.\n                                         [auto, true, false]\n" in text
+    assert "=false               Actor and critic share their hidden layers.\n" in text
+
+
 # Presets
 
 

@@ -21,9 +21,12 @@ _BOUNDS: dict[str, tuple[str, Callable[[float, float], bool]]] = {
 }
 
 
-def option(default: Any, meaning: str, **bounds: float) -> Any:
-    """Declare a config field: its default, what it means, and its range (above, at_least, below, at_most)."""
-    metadata = {"meaning": meaning, "bounds": bounds}
+def option(default: Any, meaning: str, *, words: tuple[str, ...] = (), **bounds: float) -> Any:
+    """Declare a config field: its default, what it means, and its range (above, at_least, below, at_most).
+
+    `words` are the texts that a field of type `int | str` or `bool | str` takes.
+    """
+    metadata = {"meaning": meaning, "words": words, "bounds": bounds}
     if isinstance(default, (list, dict)):
         return dataclasses.field(default_factory=lambda: default.copy(), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -33,7 +36,8 @@ def check_fields(config: Any, section: str) -> None:
     """Convert and check every field of a config dataclass in place; `section` prefixes its key in messages."""
     for field in dataclasses.fields(config):
         key = f"{section}.{field.name}" if section else field.name
-        value = _converted(getattr(config, field.name), field.type, key)
+        value, words = getattr(config, field.name), field.metadata.get("words")
+        value = _word_or_other(value, words, field.type, key) if words else _converted(value, field.type, key)
         setattr(config, field.name, value)
         for number in value if isinstance(value, list) else [value]:
             _check_range(number, field.metadata.get("bounds", {}), key)
@@ -82,6 +86,17 @@ def _converted_to_any_of(value: Any, alternatives: tuple[Any, ...], key: str) ->
         except ConfigError as error:
             last_error = error
     raise last_error
+
+
+def _word_or_other(value: Any, words: tuple[str, ...], declared: Any, key: str) -> Any:
+    if value in words:
+        return value
+    (other,) = (alternative for alternative in get_args(declared) if alternative is not str)
+    try:
+        return _converted(value, other, key)
+    except ConfigError:
+        allowed = ", ".join(words) + (", " if other is bool else " or ") + _TYPE_NAMES[other]
+        raise ConfigError(f"{key} must be {allowed}, got {value!r}.{did_you_mean(str(value), words)}") from None
 
 
 def _converted_to_enum(value: Any, enum: type[Enum], key: str) -> Enum:
