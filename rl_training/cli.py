@@ -245,7 +245,8 @@ def describe_hydra_error(error: HydraException) -> str:
         options = [option for option in error.options or () if "/" not in option]
         return f"{group}={choice} does not exist.{did_you_mean(choice, options)} Choose from {', '.join(options)}."
     if isinstance(error.__cause__, OmegaConfBaseException):
-        return describe_omegaconf_error(error.__cause__)
+        typed = re.match(r"Could not override '(.+)'", str(error))
+        return describe_omegaconf_error(error.__cause__, typed and typed[1])
     problem = " ".join(str(error).split()).partition(" See https")[0]
     if problem.startswith("Ambiguous value"):
         return "An argument has several values, separated by commas: add -m to sweep over them."

@@ -191,10 +191,24 @@ def test_two_launches_at_once_get_directories_of_their_own(tmp_path):
 # Errors: one line, a suggestion, and nothing left behind
 
 MISTAKES = {
-    "misspelt key": (["algo.learning_rte=1"], "Unknown key algo.learning_rte. Did you mean 'learning_rate'?"),
+    "misspelt key": (["algo.learning_rte=1"], "Unknown key algo.learning_rte. Did you mean 'algo.learning_rate'?"),
+    "misspelt section": (["alg.gamma=0.9"], "Unknown key alg.gamma. Did you mean 'algo.gamma'?"),
+    "misspelt group": (["algoo=ppo"], "Unknown key algoo. Did you mean 'algo'?"),
+    "section left out": (["learning_rate=1"], "Unknown key learning_rate. Did you mean 'algo.learning_rate'?"),
+    "wrong section": (["algo.num_env=8"], "Unknown key algo.num_env. Did you mean 'env.num_envs'?"),
+    "name in two sections": (["env.seed=3"], "Unknown key env.seed. Did you mean 'eval.seed' or 'seed'?"),
+    "misspelt key of Hydra": (["hydra.run.dri=x"], "Unknown key hydra.run.dri. Did you mean 'hydra.run.dir'?"),
+    "unknown key": (
+        ["nonsense=1"],
+        "Unknown key nonsense. Choose from algo, env, device, logging, eval, checkpoint, seed,",
+    ),
+    "unknown key in a section": (
+        ["eval.foo=1"],
+        "Unknown key eval.foo. Choose from eval.every, eval.episodes, eval.seed,",
+    ),
     "misspelt top-level key": (["seeed=3"], "Unknown key seeed. Did you mean 'seed'?"),
     "misspelt key with plus": (["+seeed=3"], "Unknown key seeed. Did you mean 'seed'?"),
-    "unknown key with plus": (["+algo.foo=1"], "Unknown key algo.foo. Choose from name, gamma, learning_rate,"),
+    "unknown key with plus": (["+algo.foo=1"], "Unknown key algo.foo. Choose from algo.name, algo.gamma,"),
     "out of range": (["algo.gamma=2"], "algo.gamma must be at least 0 and at most 1, got 2.0."),
     "not a number": (["algo.gamma=abc"], "algo.gamma: Value 'abc' of type 'str' could not be converted to Float."),
     "not a whole number": (["algo.num_steps=1.5"], "algo.num_steps: Value '1.5' of type 'float'"),

@@ -255,7 +255,7 @@ def test_an_unshipped_environment_has_no_settings_and_an_unknown_pair_no_preset(
 
 
 def test_a_key_that_plus_slipped_past_the_schema_is_refused(composed):
-    with pytest.raises(ConfigError, match=r"Unknown key eval\.episods\. Did you mean 'episodes'\?"):
+    with pytest.raises(ConfigError, match=r"Unknown key eval\.episods\. Did you mean 'eval\.episodes'\?"):
         composed("+eval.episods=3")
 
 

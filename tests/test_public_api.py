@@ -82,8 +82,8 @@ def test_hyperparameters_and_env_settings_win_over_the_preset_and_over_objects()
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"hyperparameters": {"gama": 0.5}}, "Unknown key algo.gama. Did you mean 'gamma'?"),
-        ({"env_settings": {"num_env": 2}}, "Unknown key env.num_env. Did you mean 'num_envs'?"),
+        ({"hyperparameters": {"gama": 0.5}}, "Unknown key algo.gama. Did you mean 'algo.gamma'?"),
+        ({"env_settings": {"num_env": 2}}, "Unknown key env.num_env. Did you mean 'env.num_envs'?"),
         ({"hyperparameters": {"gamma": 2}}, "algo.gamma must be at least 0 and at most 1, got 2.0."),
     ],
 )
@@ -142,7 +142,8 @@ def test_the_same_seed_gives_the_same_run_and_another_seed_another(tmp_path):
     ("settings", "message"),
     [
         ({"sed": 3}, "Unknown key sed. Did you mean 'seed'?"),
-        ({"eval": {"episods": 3}}, "Unknown key eval.episods. Did you mean 'episodes'?"),
+        ({"eval": {"episods": 3}}, "Unknown key eval.episods. Did you mean 'eval.episodes'?"),
+        ({"learning_rate": 1e-3}, "Unknown key learning_rate. Did you mean 'algo.learning_rate'?"),
         ({"seed": -1}, "seed must be at least 0, got -1."),
         ({"seed": "x"}, "seed: Value 'x' of type 'str' could not be converted to Integer."),
         ({"eval": {"every": 0}}, "eval.every must be at least 1, got 0."),

@@ -58,6 +58,7 @@ def make_config(
     Named pairs that have a tuned preset start from it, as on the command line; `preset=False` starts from the
     defaults. `hyperparameters` (fields of the algorithm's config), `env_settings` (fields of `EnvConfig`) and
     `settings` (fields of `TrainConfig`: total_timesteps=…, seed=…, eval={"episodes": 50}) win over the preset.
+    Errors name settings as the command line does: algo.gamma is the hyperparameter gamma.
     """
     variant = algo_variant(algo) if isinstance(algo, str) else {}
     spec = registry.get(algo.partition("_")[0] if isinstance(algo, str) else algo.name)

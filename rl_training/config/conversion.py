@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from rl_training.config.algorithms import AlgoConfig
+from rl_training.config.keys import describe_unknown_key, unknown_keys
 from rl_training.config.schema import TrainConfig
 from rl_training.errors import ConfigError, UserError, did_you_mean
 
@@ -53,9 +54,8 @@ def typed_config(data: dict[str, Any], algo_class: type[AlgoConfig]) -> TrainCon
 
 def to_train_config(composed: DictConfig | ListConfig) -> TrainConfig:
     """Convert a composed config into real dataclasses, which runs every check."""
-    unknown = list(_unknown_keys(composed, ""))
-    if unknown:
-        raise ConfigError(unknown[0])
+    for key in unknown_keys(composed):
+        raise ConfigError(describe_unknown_key(key, composed))
     try:
         config = OmegaConf.to_object(composed)
     except OmegaConfBaseException as error:
@@ -64,36 +64,15 @@ def to_train_config(composed: DictConfig | ListConfig) -> TrainConfig:
     return config
 
 
-def describe_omegaconf_error(error: OmegaConfBaseException) -> str:
-    """Say in one line which key is wrong, and which one was meant."""
+def describe_omegaconf_error(error: OmegaConfBaseException, typed: str | None = None) -> str:
+    """Say in one line which key is wrong, and which one was meant; `typed` is the whole of it, if that is known."""
     problem = str(error.msg or error).splitlines()[0].rstrip(".")
     key = error.full_key
     if key and key.startswith(f"{FREE_KEYS}.") and "not in struct" in problem:
         return f"{key} is a key of your own: add it with a plus, +{key}=<value>."
-    if key and "not in '" in problem and dataclasses.is_dataclass(error.object_type):
-        return _unknown_key(key, error.object_type)
+    if key and "not in '" in problem and error.parent_node is not None:
+        return describe_unknown_key(key, error.parent_node._get_root(), typed)
     return f"{key}: {problem}." if key and key not in problem else f"{problem}."
-
-
-def _unknown_key(key: str, section_class: Any) -> str:
-    name = key.rpartition(".")[2]
-    choices = [field.name for field in dataclasses.fields(section_class)]
-    suggestion = did_you_mean(name, choices) or f" Choose from {', '.join(choices)}."
-    return f"Unknown key {key}.{suggestion}"
-
-
-def _unknown_keys(node: Any, prefix: str) -> Any:
-    """Yield a message for each key that `+key=value` slipped past the schema."""
-    section_class = OmegaConf.get_type(node)
-    if not dataclasses.is_dataclass(section_class):
-        return
-    known = {field.name for field in dataclasses.fields(section_class)}
-    for name in node:
-        key = f"{prefix}{name}"
-        if name not in known:
-            yield _unknown_key(key, section_class)
-        elif key != FREE_KEYS and isinstance(node._get_node(name), DictConfig):
-            yield from _unknown_keys(node._get_node(name), f"{key}.")
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
