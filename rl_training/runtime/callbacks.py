@@ -192,7 +192,8 @@ class Progress(Callback):
         self._print(f"{config.algo.name} on {config.env.id}, seed {config.seed}, {preset}{resumed}\n{state.run_dir}")
         compiled = getattr(state.agent, "compiled_update", None)
         if compiled is not None:
-            compiled.before_compiling = lambda: self._draw("compiling the update…")
+            # Only the compiler knows whether it finds the code of an earlier run, so the words fit both.
+            compiled.before_compiling = lambda: self._draw("preparing the compiled update, longest the first time…")
 
     def on_collect_end(self, state: TrainerState, result: CollectResult) -> None:
         """Redraw if enough time has passed."""
