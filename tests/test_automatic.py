@@ -322,4 +322,4 @@ def test_a_resume_may_ask_for_something_else_and_is_then_not_exact(tmp_path):
     resume_training(tmp_path, config=other)
     assert recorded(tmp_path)[0] == (2, False)
     card = run_card(tmp_path)
-    assert (card["exact"], card["inexact_reasons"]) == (False, ["threads was 1 and is 2"])
+    assert (card["exact"], card["inexact_reasons"]) == (False, ["threads changed from 1 to 2 (device.threads)"])

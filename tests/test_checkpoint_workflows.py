@@ -29,8 +29,7 @@ from cli_helpers import (
 
 from rl_training.errors import UserError
 from rl_training.experiment import registry
-from rl_training.runtime import run_card as run_card_module
-from rl_training.runtime import run_utils
+from rl_training.runtime import exactness, run_utils
 from rl_training.runtime.checkpointing import (
     CheckpointError,
     check_checkpoint,
@@ -531,9 +530,12 @@ def test_the_checkpoints_of_a_run_in_use_are_not_touched(tmp_path):
 def test_strict_resume_on_another_machine_is_refused_and_changes_nothing(tmp_path, monkeypatch):
     run_dir = train(tiny_run_config("ppo"), tmp_path / "run").run_dir
     before = directory_content(run_dir)
-    monkeypatch.setattr(run_card_module, "cpu_name", lambda: "another cpu")
+    monkeypatch.setattr(exactness, "cpu_name", lambda: "another cpu")
     strict = tiny_run_config("ppo", total_timesteps=96, resume_strict=True)
-    with pytest.raises(UserError, match=r"resume_strict: cpu was .* and is another cpu\. Nothing was changed\."):
+    with pytest.raises(
+        UserError,
+        match=r"resume_strict=true: cpu changed from .* to another cpu \(another machine\)\. Nothing was changed\.",
+    ):
         resume_training(run_dir, config=strict)
     assert directory_content(run_dir) == before
     resume_training(run_dir, config=tiny_run_config("ppo", total_timesteps=96))

@@ -157,7 +157,7 @@ def test_strict_resume_refuses_another_thread_count_and_changes_nothing(tmp_path
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"}
     config = load_run_config(tmp_path)
     config.device.threads, config.resume_strict, config.stop_at_step = 2, True, None
-    with pytest.raises(UserError, match="threads was 1 and is 2"):
+    with pytest.raises(UserError, match=r"threads changed from 1 to 2 \(device\.threads\)"):
         resume_training(tmp_path, config=config)
     assert {path: path.read_bytes() for path in before} == before
 
@@ -165,7 +165,7 @@ def test_strict_resume_refuses_another_thread_count_and_changes_nothing(tmp_path
     resume_training(tmp_path, config=config)
     card = read_run_card(tmp_path)
     assert card["exact"] is False
-    assert card["inexact_reasons"] == ["threads was 1 and is 2"]
+    assert card["inexact_reasons"] == ["threads changed from 1 to 2 (device.threads)"]
     torch.set_num_threads(1)
 
 

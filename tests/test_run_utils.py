@@ -18,9 +18,10 @@ import rl_training
 from rl_training.config import DeviceKind
 from rl_training.config.conversion import load_yaml, typed_config
 from rl_training.errors import NonFiniteError, UserError
-from rl_training.runtime import run_card as run_card_module
+from rl_training.runtime import exactness
 from rl_training.runtime.checkpointing import CheckpointError, read_checkpoint
-from rl_training.runtime.run_card import numeric_platform, platform_changes, read_run_card, update_run_card
+from rl_training.runtime.exactness import numeric_platform, platform_changes
+from rl_training.runtime.run_card import read_run_card, update_run_card
 from rl_training.runtime.run_utils import (
     begin_resumed_run,
     create_training_run,
@@ -316,14 +317,14 @@ def test_a_resume_that_is_not_exact_says_why_in_the_run_card(run):
 
 def test_another_machine_is_noticed(run, monkeypatch):
     path = interrupted_after(run, 7)
-    monkeypatch.setattr(run_card_module, "cpu_name", lambda: "another cpu")
+    monkeypatch.setattr(exactness, "cpu_name", lambda: "another cpu")
     resumed = create_training_run(run.config, run.run_dir, path)
     resumed.close()
     (change,) = platform_changes(
         resumed.restored["platform"], numeric_platform(resumed.config, resumed.device, object())
     )
-    assert change.startswith("cpu was ")
-    assert change.endswith(" and is another cpu")
+    assert change.startswith("cpu changed from ")
+    assert change.endswith(" to another cpu (another machine)")
 
 
 def test_a_torn_checkpoint_is_refused_before_the_run_directory_is_touched(run):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,7 @@ import torch
 
 from rl_training import __version__
 from rl_training.config import TrainConfig
-from rl_training.networks.linear import matmul_library
-from rl_training.runtime.system import cpu_name, write_durably
+from rl_training.runtime.system import cpu_name, package_version, write_durably
 
 METADATA_FILE = "metadata.json"
 _PACKAGES = ("gymnasium", "numpy", "hydra-core", "omegaconf", "mujoco", "Box2D")
@@ -40,7 +38,7 @@ def new_run_card(run_dir: Path, config: TrainConfig, device: torch.device) -> No
         "platform": platform.platform(),
         "cpu": cpu_name(),
         "rl_training": __version__,
-        "packages": {"torch": torch.__version__, **{name: _version(name) for name in _PACKAGES}},
+        "packages": {"torch": torch.__version__, **{name: package_version(name) for name in _PACKAGES}},
     }
     _write_run_card(run_dir, card)
 
@@ -71,13 +69,6 @@ def _now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _git_state() -> dict[str, Any] | None:
     """Return commit and dirty flag of the directory the run was started in, or None outside git."""
     try:
@@ -106,31 +97,3 @@ def update_run_card(run_dir: Path, **entries: Any) -> None:
 
 def _write_run_card(run_dir: Path, card: dict[str, Any]) -> None:
     write_durably(run_dir / METADATA_FILE, json.dumps(card, indent=2) + "\n")
-
-
-def numeric_paths(agent: object) -> dict[str, str]:
-    """Return how an agent computes where there is more than one way; an agent that does not say has the plain one."""
-    compiled = getattr(agent, "compiled_update", None)
-    return {
-        "acting": getattr(agent, "acting_path", "torch"),
-        "updates": "eager" if compiled is None else compiled.path,
-        "matrix products": matmul_library(),
-    }
-
-
-def numeric_platform(config: TrainConfig, device: torch.device, agent: object) -> dict[str, str]:
-    """Return what the bits of a run depend on besides its config and seed."""
-    return {
-        "python": ".".join(platform.python_version_tuple()[:2]),
-        "torch": torch.__version__,
-        **{name: _version(name) or "?" for name in ("numpy", "gymnasium")},
-        "device": torch.cuda.get_device_name() if device.type == "cuda" else str(device),
-        "threads": str(config.device.threads),
-        **numeric_paths(agent),
-        "cpu": cpu_name(),
-    }
-
-
-def platform_changes(before: dict[str, str], now: dict[str, str]) -> list[str]:
-    """Return what is different on this machine from where a checkpoint was taken."""
-    return [f"{name} was {before.get(name)} and is {now[name]}" for name in now if before.get(name) != now[name]]

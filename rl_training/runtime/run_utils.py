@@ -20,8 +20,9 @@ from rl_training.config.conversion import load_yaml, plain
 from rl_training.errors import NonFiniteError, UserError
 from rl_training.runtime.automatic import settled, thread_count
 from rl_training.runtime.checkpointing import clear_the_way, prune, read_checkpoint, write_checkpoint
+from rl_training.runtime.exactness import numeric_platform
 from rl_training.runtime.loggers import MetricsWriter, cut_back
-from rl_training.runtime.run_card import add_resume, new_run_card, numeric_platform
+from rl_training.runtime.run_card import add_resume, new_run_card
 from rl_training.runtime.state_tree import split
 from rl_training.runtime.system import RunLock, keep_freed_memory, write_durably
 from rl_training.runtime.trainer import Journaled, Stateful

@@ -22,8 +22,15 @@ from rl_training.errors import EnvironmentFailure, NonFiniteError, UserError
 from rl_training.numerics import require_finite
 from rl_training.runtime.callbacks import Callback, CallbackList, standard_callbacks
 from rl_training.runtime.evaluation import evaluate_agent
+from rl_training.runtime.exactness import (
+    inexact_warning,
+    keep_update_path,
+    numeric_paths,
+    numeric_platform,
+    platform_changes,
+)
 from rl_training.runtime.metrics import TrainingMetrics, mean_metrics
-from rl_training.runtime.run_card import numeric_paths, numeric_platform, platform_changes, update_run_card
+from rl_training.runtime.run_card import update_run_card
 from rl_training.runtime.run_utils import (
     TrainingRun,
     begin_resumed_run,
@@ -117,20 +124,15 @@ class TrainingSession:
         """Hand the checkpoint to every part, and only then touch the run directory."""
         restore_training_state(self._run, self._parts)
         assert self._run.restored is not None
-        compiled = getattr(self.state.agent, "compiled_update", None)
-        if compiled is not None:
-            before = self._run.restored["platform"].get("updates")
-            compiled.required = before == "compiled"
-            if before == "eager" and self._run.saved_compile is True:
-                compiled.run_eagerly()  # compiling failed then; if it worked now, the bits would change
-        now = numeric_platform(self.state.config, self._run.device, self.state.agent)
-        reasons = platform_changes(self._run.restored["platform"], now)
+        before = self._run.restored["platform"]
+        keep_update_path(self.state.agent, before, self._run.saved_compile)
+        reasons = platform_changes(before, numeric_platform(self.state.config, self._run.device, self.state.agent))
         if self._envs.inexact_reason is not None:
             reasons.append(self._envs.inexact_reason)
-        for reason in reasons:
-            log.warning("resume is not exact: %s", reason)
         if reasons and self.state.config.resume_strict:
-            raise UserError(f"resume_strict: {'; '.join(reasons)}. Nothing was changed.")
+            raise UserError(f"resume_strict=true: {'; '.join(reasons)}. Nothing was changed.")
+        if reasons:
+            log.warning(inexact_warning(reasons))
         begin_resumed_run(self._run, reasons)
         self._directory_taken = True
 

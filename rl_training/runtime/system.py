@@ -1,4 +1,4 @@
-"""What depends on the operating system, each with a fallback: memory, durable writes, locks, threads, signals."""
+"""What depends on the system, each with a fallback: memory, versions, durable writes, locks, threads, signals."""
 
 import contextlib
 import ctypes
@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -62,6 +63,14 @@ def cpu_name() -> str:
     import platform
 
     return platform.processor() or platform.machine()
+
+
+def package_version(name: str) -> str | None:
+    """Return the version of an installed package, or None if it is not there."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @functools.cache
