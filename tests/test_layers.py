@@ -21,6 +21,7 @@ LAYERS = (
     ("experiment.registry",),
     ("runtime.ppo_trainer", "runtime.dqn_trainer", "runtime.sac_trainer"),
     ("runtime.session",),
+    ("runtime.reporting",),
     ("runtime.callbacks",),
     ("runtime.run_utils", "runtime.replay_journal", "runtime.comparison"),
     ("runtime.automatic",),

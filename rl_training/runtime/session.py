@@ -1,7 +1,7 @@
 """Everything around a training loop that is the same for every algorithm.
 
 A trainer tells the session what happened (a step, the end of a collect phase, an update, the end of an iteration); the
-session counts, logs, evaluates, saves, calls back and decides whether to go on.
+session counts, reports, saves, calls back and decides whether to go on.
 """
 
 import contextlib
@@ -18,10 +18,9 @@ from torch import Tensor
 
 from rl_training.envs.normalization import Normalizer
 from rl_training.envs.training_envs import EnvStep, Episode, TrainingEnvs
-from rl_training.errors import EnvironmentFailure, NonFiniteError, UserError
+from rl_training.errors import EnvironmentFailure, UserError
 from rl_training.numerics import require_finite
 from rl_training.runtime.callbacks import Callback, CallbackList, standard_callbacks
-from rl_training.runtime.evaluation import evaluate_agent
 from rl_training.runtime.exactness import (
     inexact_warning,
     keep_update_path,
@@ -29,7 +28,8 @@ from rl_training.runtime.exactness import (
     numeric_platform,
     platform_changes,
 )
-from rl_training.runtime.metrics import TrainingMetrics, mean_metrics
+from rl_training.runtime.metrics import mean_metrics
+from rl_training.runtime.reporting import Reporter
 from rl_training.runtime.run_card import update_run_card
 from rl_training.runtime.run_utils import (
     TrainingRun,
@@ -41,7 +41,6 @@ from rl_training.runtime.system import Signals, launcher
 from rl_training.runtime.trainer import (
     Agent,
     CollectResult,
-    EvalResult,
     Experience,
     Stateful,
     TrainerState,
@@ -60,9 +59,12 @@ class TrainingInterrupted(KeyboardInterrupt):
         self.exit_code = exit_code
 
 
-def crossings(before: int, after: int, every: int) -> int:
-    """Count the multiples of `every` in (before, after]: the cadence test that survives jumps and restarts."""
-    return after // every - before // every
+def crossings(before: int, after: int, every: int | None) -> int:
+    """Count the multiples of `every` in (before, after]: the cadence test that survives jumps and restarts.
+
+    None is never.
+    """
+    return 0 if every is None else after // every - before // every
 
 
 class TrainingSession:
@@ -80,16 +82,14 @@ class TrainingSession:
     ) -> None:
         """Bring the parts together; a restored checkpoint is handed back to each of them."""
         self.state = TrainerState(config=run.config, run_dir=run.run_dir, agent=agent)
-        self._run, self._envs, self._normalizer = run, envs, normalizer
+        self._run, self._envs = run, envs
         self._experience = data if isinstance(data, Experience) else None
         self._callbacks = CallbackList([*standard_callbacks(run.config), *callbacks])
         self._signals = Signals()
         self._catching = self._signals.caught()
-        self._metrics = TrainingMetrics()
+        self._reporter = Reporter(run, self.state, normalizer, self._callbacks)
         self._phase_episodes: list[Episode] = []
         self._phase_start = self._iteration_start = 0
-        self._last_row_step = -1
-        self._seconds_before = 0.0
         # These stay the same during a session; the loop asks for them at every step.
         self._budget = run.config.total_timesteps
         self._stop_at_step = math.inf if run.config.stop_at_step is None else run.config.stop_at_step
@@ -203,7 +203,7 @@ class TrainingSession:
         self.state.global_step += self._envs.num_envs
         if step.episodes:
             self.state.episodes += len(step.episodes)
-            self._metrics.add_episodes(step.episodes)
+            self._reporter.metrics.add_episodes(step.episodes)
             self._phase_episodes.extend(step.episodes)
 
     def check_finite(self) -> None:
@@ -224,7 +224,7 @@ class TrainingSession:
     def end_update(self, metrics: Sequence[Mapping[str, Tensor]], **schedule: float) -> None:
         """Count the gradient steps of an update; `metrics` has one mapping for each, `schedule` the values in force."""
         self.state.gradient_steps += len(metrics)
-        self._metrics.set_update(metrics, schedule)
+        self._reporter.metrics.set_update(metrics, schedule)
         if self._callbacks.on_update_end is not None:
             self._callbacks.on_update_end(self.state, UpdateResult(len(metrics), mean_metrics(metrics)))
 
@@ -235,17 +235,10 @@ class TrainingSession:
         if not self._anything_due(after) or self.done:
             return
         config = self.state.config
-        row: dict[str, float] = {}
-        if crossings(before, after, config.logging.every):
-            row.update(self._training_row())
-        evaluation = None
-        if config.eval.every is not None and config.eval.episodes and crossings(before, after, config.eval.every):
-            evaluation = self._evaluate()
-            row.update(evaluation.metrics())
-        if row:
-            self._write_row(row)
-        if evaluation is not None:
-            self._announce(evaluation)
+        self._reporter.report(
+            training=crossings(before, after, config.logging.every) > 0,
+            evaluation=config.eval.episodes > 0 and crossings(before, after, config.eval.every) > 0,
+        )
         if not self.done and (self.state.checkpoint_requested or self._checkpoint_due(before, after)):
             self._save()
 
@@ -260,8 +253,8 @@ class TrainingSession:
 
     def finish(self) -> TrainResult:
         """End the run: at the end of the budget evaluate and save, before it save only; after a signal, raise."""
-        if self.done and self._last_row_step != self.state.global_step:
-            self._write_last_row()
+        if self.done and not self._reporter.up_to_date:
+            self._reporter.report(training=True, evaluation=self.state.config.eval.episodes > 0)
         path = self._save()
         result = TrainResult(self.state.run_dir, path, dict(self.state.metrics))
         if self.done:
@@ -276,15 +269,6 @@ class TrainingSession:
             self._callbacks.on_train_end(self.state, result)
         return result
 
-    def _write_last_row(self) -> None:
-        row = self._training_row()
-        evaluation = self._evaluate() if self.state.config.eval.episodes else None
-        if evaluation is not None:
-            row.update(evaluation.metrics())
-        self._write_row(row)
-        if evaluation is not None:
-            self._announce(evaluation)
-
     def _interruption(self, received: signal.Signals) -> TrainingInterrupted:
         log.info("%s: saved and left at step %d", received.name, self.state.global_step)
         message = (
@@ -298,52 +282,10 @@ class TrainingSession:
             self.state.run_dir,
             status=status,
             global_step=self.state.global_step,
-            wall_seconds=round(self._seconds(), 3),
+            wall_seconds=round(self._reporter.seconds(), 3),
             **numeric_paths(self.state.agent),
             **entries,
         )
-
-    def _seconds(self) -> float:
-        return self._seconds_before + time.monotonic() - self._run.started
-
-    def _training_row(self) -> dict[str, float]:
-        seconds = self._seconds()
-        return {
-            "train/gradient_steps": self.state.gradient_steps,
-            "train/episodes": self.state.episodes,
-            **self._metrics.values(),
-            "time/seconds": seconds,
-            "time/steps_per_second": self.state.global_step / seconds,
-        }
-
-    def _write_row(self, row: dict[str, float]) -> None:
-        for key, value in row.items():
-            if not math.isfinite(value):
-                raise NonFiniteError(f"{key} is {value} at step {self.state.global_step:,}.")
-        self.state.metrics.update(row)
-        self._run.writer.write(self.state.global_step, row)
-        self._last_row_step = self.state.global_step
-
-    def _evaluate(self) -> EvalResult:
-        config = self.state.config.eval
-        try:
-            evaluation = evaluate_agent(
-                self.state.agent,
-                self.state.config,
-                self._normalizer,
-                episodes=config.episodes,
-                seed=config.seed,
-                global_step=self.state.global_step,
-            )
-        except EnvironmentFailure as error:
-            # Not a failure of the training environments: there is no state between two steps to save.
-            raise UserError(f"In the evaluation at step {self.state.global_step:,}: {error}") from error
-        self._run.writer.write_evaluation(self.state.global_step, evaluation.record())
-        return evaluation
-
-    def _announce(self, evaluation: EvalResult) -> None:
-        if self._callbacks.on_eval_end is not None:
-            self._callbacks.on_eval_end(self.state, evaluation)
 
     def save_if_asked(self) -> None:
         """Save if a signal asked for it; for loops in which an iteration may take long."""
@@ -354,7 +296,7 @@ class TrainingSession:
         config = self.state.config.checkpoint
         if self._signals.save_requested:
             return True
-        if config.every is not None and crossings(before, after, config.every):
+        if crossings(before, after, config.every):
             return True
         return time.monotonic() >= self._save_at
 
@@ -375,11 +317,8 @@ class TrainingSession:
             "episodes": self.state.episodes,
             "iteration_start": self._iteration_start,
             "phase_start": self._phase_start,
-            "last_row_step": self._last_row_step,
             "phase_episodes": [[episode.episode_return, episode.length] for episode in self._phase_episodes],
-            "next_row": self._metrics.state_dict(),
-            "metrics": self.state.metrics,
-            "seconds": self._seconds(),
+            **self._reporter.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -387,13 +326,10 @@ class TrainingSession:
         self.state.global_step = state["global_step"]
         self.state.gradient_steps = state["gradient_steps"]
         self.state.episodes = state["episodes"]
-        self.state.metrics = state["metrics"]
         self._iteration_start = state["iteration_start"]
         self._phase_start = state["phase_start"]
-        self._last_row_step = state["last_row_step"]
-        self._metrics.load_state_dict(state["next_row"])
         self._phase_episodes = [Episode(*values) for values in state["phase_episodes"]]
-        self._seconds_before = state["seconds"]
+        self._reporter.load_state_dict(state)
 
 
 def _shortest_path(path: Path) -> Path:
