@@ -214,7 +214,10 @@ MISTAKES = {
     "not a whole number": (["algo.num_steps=1.5"], "algo.num_steps: Value '1.5' of type 'float'"),
     "not a list": (["algo.hidden_sizes=x"], "algo.hidden_sizes: "),
     "unknown choice": (["algo.activation=tahn"], "algo.activation: Invalid value 'tahn', expected one of [tanh, relu]"),
-    "misspelt algorithm": (["algo=sacc"], "algo=sacc does not exist. Did you mean 'sac'? Choose from dqn, ppo, sac."),
+    "misspelt algorithm": (
+        ["algo=sacc"],
+        "algo=sacc does not exist. Did you mean 'sac'? Choose from dqn, ppo, sac, sac_efficient.",
+    ),
     "misspelt environment": (["env=cartpol"], "env=cartpol does not exist. Did you mean 'cartpole'? Choose from"),
     "unknown device": (
         ["device=gpu"],

@@ -46,7 +46,10 @@ def test_an_environment_that_cannot_be_brought_back_is_named(tmp_path):
 def test_bad_arguments_end_in_one_line(tmp_path):
     process = verify("algo=sacc", cwd=tmp_path)
     assert process.returncode == 1
-    assert process.stderr.strip() == "error: algo=sacc does not exist. Did you mean 'sac'? Choose from dqn, ppo, sac."
+    assert (
+        process.stderr.strip()
+        == "error: algo=sacc does not exist. Did you mean 'sac'? Choose from dqn, ppo, sac, sac_efficient."
+    )
     process = verify("verify.stepps=3", cwd=tmp_path)
     assert process.returncode == 1
     assert "Did you mean 'verify.steps'?" in process.stderr
