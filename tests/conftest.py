@@ -37,6 +37,19 @@ def _tiny_config(algo: str, env: str, /, **settings: Any) -> TrainConfig:
     return make_config(registry.get(algo).config_class(**algo_settings), EnvConfig(**env_settings), **settings)
 
 
+# Its failures then show their values, as those in test files do.
+pytest.register_assert_rewrite("compilation_helpers")
+
+
+@pytest.fixture
+def one_thread():
+    """Compute with one thread, whatever an earlier test has set."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def tiny_config():
     """Return `tiny_config(algo, env_id, **settings)`: a config with small networks and nothing on the clock.

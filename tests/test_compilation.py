@@ -12,36 +12,37 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import differences, run_card, tiny_algo, tiny_run_config
+from compilation_helpers import (
+    CONTINUOUS,
+    DISCRETE,
+    ROWS,
+    SMALL,
+    distance,
+    make_agent,
+    make_batch,
+    needs_compiler,
+    require_same_metrics,
+    tensors_of,
+    train_alike,
+    update,
+)
 from torch import nn
 
 from rl_training.algorithms import compilation
 from rl_training.algorithms.compilation import CompiledUpdate
-from rl_training.algorithms.dqn import DQNAgent
 from rl_training.algorithms.optimization import Adam
-from rl_training.algorithms.ppo import PPOAgent
-from rl_training.algorithms.sac import SACAgent
 from rl_training.config import DQNConfig, PPOConfig, SACConfig
-from rl_training.data.replay_buffer import Transitions
 from rl_training.data.rollout_buffer import RolloutBatch
 from rl_training.errors import NonFiniteError, UserError
 from rl_training.networks import linear
-from rl_training.runtime.automatic import cpp_compiler
 from rl_training.runtime.callbacks import Progress
 from rl_training.runtime.dqn_trainer import train_dqn
 from rl_training.runtime.workflows import resume_training
-from rl_training.spaces import ContinuousActions, DiscreteActions, ObservationSpec
 
-# The first import of torch's own compiler uses what torch calls deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
-needs_compiler = pytest.mark.skipif(cpp_compiler() is None, reason="there is no C++ compiler here")
-
-DISCRETE = DiscreteActions(3)
-CONTINUOUS = ContinuousActions(low=(-9.0, -9.0), high=(9.0, 9.0))
-AGENTS = {PPOConfig: PPOAgent, DQNConfig: DQNAgent, SACConfig: SACAgent}
-ROWS, STEPS = 64, 20
+pytestmark = pytest.mark.usefixtures("one_thread")
+STEPS = 20
 
 # Each of these is compiled once, which takes seconds, so a few of them share all the settings that change the maths.
-SMALL = {"hidden_sizes": [16, 16], "learning_rate": 1e-3, "activation": "tanh"}
 PPO = PPOConfig(**SMALL)
 PPO_CONTINUOUS = PPOConfig(**SMALL, value_clip_range=0.1, normalize_advantage=False, entropy_coef=0.01)
 DQN = DQNConfig(**SMALL, max_grad_norm=0.1)
@@ -72,62 +73,8 @@ ONE_OF_EACH = {"ppo": (PPO, DISCRETE), "dqn": (DQN, DISCRETE), "sac": (SAC, CONT
 TOLERANCE = {"tanh": 1e-4, "relu": 3e-2}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def make_agent(config, actions, *, compiled: bool, seed: int = 5):
-    agent_class = AGENTS[type(config)]
-    return agent_class(config, ObservationSpec(3), actions, num_envs=2, seed=seed, compile_update=compiled)
-
-
-def make_batch(config, actions, *, seed: int = 0, rows: int = ROWS):
-    """Random transitions, for PPO as if an older policy had collected them."""
-    source = torch.Generator().manual_seed(seed)
-
-    def normal(*shape):
-        return torch.randn(*shape, generator=source)
-
-    if isinstance(actions, DiscreteActions):
-        taken = torch.randint(0, actions.count, (rows,), generator=source)
-    else:
-        taken = torch.rand(rows, actions.size, generator=source) * 2 - 1
-    observations = normal(rows, 3)
-    if isinstance(config, PPOConfig):
-        return RolloutBatch(observations, taken, 0.3 * normal(rows) - 1.5, normal(rows), normal(rows), normal(rows))
-    terminated = (torch.rand(rows, generator=source) < 0.2).float()
-    return Transitions(observations, taken, normal(rows), normal(rows, 3), terminated)
-
-
-def update(agent, batch, step: int = 0):
-    """One gradient step, for PPO with other scheduled values at every step, for DQN with a target now and then."""
-    if isinstance(agent, PPOAgent):
-        return agent.update(batch, clip_range=0.2 - 0.005 * step, learning_rate=1e-3 * (1 + step / 10))
-    metrics = agent.update(batch)
-    if isinstance(agent, DQNAgent) and step % 5 == 4:
-        agent.update_target()
-    return metrics
-
-
 def train(agent, config, actions, steps: int = STEPS):
     return [update(agent, make_batch(config, actions, seed=step), step) for step in range(steps)]
-
-
-def tensors_of(agent) -> dict[str, torch.Tensor]:
-    """Every tensor that the agent would save: networks, targets, moments."""
-    return {
-        f"{part}/{name}": tensor.clone()
-        for part, state in agent.state_dict().items()
-        for name, tensor in (state.items() if isinstance(state, dict) else [("state", state)])
-    }
-
-
-def distance(first: torch.Tensor, second: torch.Tensor) -> float:
-    return torch.linalg.vector_norm(first.double() - second.double()).item()
 
 
 # The same numbers
@@ -140,27 +87,14 @@ def test_many_compiled_steps_give_what_eager_ones_give(case, monkeypatch):
         monkeypatch.setattr(linear, "matmul_library", lambda: "onednn")  # whatever processor this is
     config, actions = CASES[case]
     tolerance = TOLERANCE[config.activation.name]
-    compiled, eager = (make_agent(config, actions, compiled=value) for value in (True, False))
-    start = tensors_of(eager)
-    assert differences(start, tensors_of(compiled)) == []
-    metrics, expected_metrics = train(compiled, config, actions), train(eager, config, actions)
-    assert compiled.compiled_update.path == "compiled"
-    assert compiled.compiled_update.compilations == 1
-
-    ours, theirs = tensors_of(compiled), tensors_of(eager)
-    moved = {name: distance(theirs[name], start[name]) for name in theirs}
-    # Everything has moved, so a tensor that the compiled update forgets lies outside of the tolerance.
-    fixed = {name for name in moved if "temperature" in name} if case == "sac, fixed temperature" else set()
-    assert {name for name in moved if not moved[name]} == fixed
-    relative = {name: distance(ours[name], theirs[name]) / moved[name] for name in moved if name not in fixed}
-    assert {name: value for name, value in relative.items() if not value < tolerance} == {}
-    assert [name for name in fixed if not torch.equal(ours[name], start[name])] == []
-
-    for step, (got, expected) in enumerate(zip(metrics, expected_metrics, strict=True)):
-        assert list(got) == list(expected)
-        for name, value in expected.items():
-            assert got[name].item() == pytest.approx(value.item(), rel=tolerance, abs=tolerance), (step, name)
-            assert not got[name].requires_grad
+    histories = train_alike(
+        config,
+        actions,
+        lambda agent: train(agent, config, actions),
+        tolerance,
+        fixed=lambda name: case == "sac, fixed temperature" and "temperature" in name,
+    )
+    require_same_metrics(*histories, tolerance)
 
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")

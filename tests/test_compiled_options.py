@@ -2,16 +2,25 @@
 
 import pytest
 import torch
-from cli_helpers import differences
-from test_compilation import CONTINUOUS, DISCRETE, distance, make_agent, make_batch, needs_compiler, tensors_of, update
+from compilation_helpers import (
+    CONTINUOUS,
+    DISCRETE,
+    SMALL,
+    distance,
+    make_agent,
+    make_batch,
+    needs_compiler,
+    require_same_metrics,
+    tensors_of,
+    train_alike,
+    update,
+)
 
 from rl_training.config import DQNConfig, PPOConfig, SACConfig
 
-# The first import of torch's own compiler uses what torch calls deprecated.
-pytestmark = [needs_compiler, pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")]
+pytestmark = [needs_compiler, pytest.mark.usefixtures("one_thread")]
 
 STEPS = 10
-SMALL = {"hidden_sizes": [16, 16], "learning_rate": 1e-3, "activation": "tanh"}
 PRIORITIZED = DQNConfig(**SMALL, gamma=0.5, dueling=True, n_step=3, prioritized=True)
 CASES = {
     "dqn, dueling, three steps, priorities": (PRIORITIZED, DISCRETE),
@@ -36,14 +45,6 @@ CASES = {
 # How far compiled numbers may lie from eager ones, as a share of the way that training has moved them. Rounding gives
 # 2e-5; one step of the ten left out is 0.1.
 TOLERANCE = 1e-4
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def option_batch(config, actions, seed: int):
@@ -74,31 +75,19 @@ def train(agent, config, actions, *, without: str | None = None):
 @pytest.mark.parametrize("case", CASES)
 def test_compiled_steps_give_what_eager_ones_give(case):
     config, actions = CASES[case]
-    compiled, eager = (make_agent(config, actions, compiled=value) for value in (True, False))
-    start = tensors_of(eager)
-    assert differences(start, tensors_of(compiled)) == []
-    history, expected_history = train(compiled, config, actions), train(eager, config, actions)
-    assert compiled.compiled_update.path == "compiled"
-    assert compiled.compiled_update.compilations == 1
-
-    ours, theirs = tensors_of(compiled), tensors_of(eager)
-    moved = {name: distance(theirs[name], start[name]) for name in theirs}
-    assert [name for name in moved if not moved[name]] == []  # so whatever is forgotten lies outside of the tolerance
-    far = {name: distance(ours[name], theirs[name]) / moved[name] for name in moved}
-    assert {name: value for name, value in far.items() if not value < TOLERANCE} == {}
-
-    for step, ((got, errors), (expected, expected_errors)) in enumerate(zip(history, expected_history, strict=True)):
-        assert list(got) == list(expected)
-        for name, value in expected.items():
-            assert got[name].item() == pytest.approx(value.item(), rel=TOLERANCE, abs=TOLERANCE), (step, name)
-        prioritized = getattr(config, "prioritized", False)
-        assert (errors is not None) is (expected_errors is not None) is prioritized
-        if prioritized:
-            assert not errors.requires_grad
-            torch.testing.assert_close(errors, expected_errors, atol=1e-4, rtol=1e-4)
-    if getattr(config, "prioritized", False):
-        # The errors of a step are kept while later steps compute theirs.
-        assert not torch.equal(history[-1][1], history[-2][1])
+    history, expected_history = train_alike(config, actions, lambda agent: train(agent, config, actions), TOLERANCE)
+    (metrics, errors), (expected_metrics, expected_errors) = (
+        zip(*steps, strict=True) for steps in (history, expected_history)
+    )
+    require_same_metrics(metrics, expected_metrics, TOLERANCE)
+    if not getattr(config, "prioritized", False):
+        assert {*errors, *expected_errors} == {None}
+        return
+    for got, expected in zip(errors, expected_errors, strict=True):
+        assert not got.requires_grad
+        torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
+    # The errors of a step are kept while later steps compute theirs.
+    assert not torch.equal(errors[-1], errors[-2])
 
 
 @pytest.mark.parametrize("field", ["discounts", "weights"])

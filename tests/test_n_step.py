@@ -44,12 +44,17 @@ def samples(buffer: ReplayBuffer, *scalings) -> dict[float, tuple[float, float, 
     return dict(sorted(zip(batch.observations.squeeze(-1).tolist(), rows, strict=True)))
 
 
+def samples_of(rewards: list[float], *, capacity: int = 10, num_envs: int = 1, **ends: tuple) -> dict:
+    """Return the samples of a buffer to which transitions of these rewards were added."""
+    buffer = make_buffer(capacity, num_envs)
+    add(buffer, rewards, **ends)
+    return samples(buffer)
+
+
 def test_three_rewards_are_summed_up_and_fewer_where_the_newest_data_ends():
     # 1 + 0.5 x 2 + 0.25 x 4 = 3, then 2 + 2 + 2 = 6 and 4 + 4 + 4 = 12, each discounted by 0.5^3 afterwards.
     # The fourth knows two rewards, 8 + 8, and the fifth its own; what follows them is discounted by 0.25 and 0.5.
-    buffer = make_buffer()
-    add(buffer, [1.0, 2.0, 4.0, 8.0, 16.0])
-    assert samples(buffer) == {
+    assert samples_of([1.0, 2.0, 4.0, 8.0, 16.0]) == {
         0: (3.0, 2.5, 0.0, 0.125),
         1: (6.0, 3.5, 0.0, 0.125),
         2: (12.0, 4.5, 0.0, 0.125),
@@ -87,9 +92,7 @@ def test_a_sample_looks_further_as_soon_as_more_is_known():
 def test_a_return_stops_where_its_episode_ends(ends, terminated):
     # The third transition is the last of its episode: 1 + 1 + 1, 2 + 0.5 x 4 and 4 alone lead to its true last
     # observation 2.5, and none to the next episode, which begins at 3 and has 8 + 0.5 x 16 and 16.
-    buffer = make_buffer()
-    add(buffer, [1.0, 2.0, 4.0, 8.0, 16.0], **ends)
-    assert samples(buffer) == {
+    assert samples_of([1.0, 2.0, 4.0, 8.0, 16.0], **ends) == {
         0: (3.0, 2.5, terminated, 0.125),
         1: (4.0, 2.5, terminated, 0.25),
         2: (4.0, 2.5, terminated, 0.5),
@@ -101,9 +104,7 @@ def test_a_return_stops_where_its_episode_ends(ends, terminated):
 def test_a_return_goes_on_at_the_start_of_the_ring_and_never_from_the_newest_to_the_oldest():
     # A ring of five that took seven: it holds 2 to 6, and 5 and 6 stand before 2. Transition 0 ended its episode, but
     # 5 lies in its place now. 3: 8 + 8 + 8; 4: 16 + 16 + 16; 5: 32 + 32; 6: 64
-    buffer = make_buffer(capacity=5)
-    add(buffer, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], terminated=(0,))
-    assert samples(buffer) == {
+    assert samples_of([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], terminated=(0,), capacity=5) == {
         2: (12.0, 4.5, 0.0, 0.125),
         3: (24.0, 5.5, 0.0, 0.125),
         4: (48.0, 6.5, 0.0, 0.125),
@@ -114,32 +115,28 @@ def test_a_return_goes_on_at_the_start_of_the_ring_and_never_from_the_newest_to_
 
 def test_an_episode_that_ends_in_the_last_row_of_the_ring_stops_there():
     # 4 is the last row of the ring; 3: 8 + 0.5 x 16, 4: 16
-    buffer = make_buffer(capacity=5)
-    add(buffer, [1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], terminated=(4,))
-    got = samples(buffer)
+    got = samples_of([1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0], terminated=(4,), capacity=5)
     assert [got[2], got[3], got[4]] == [(12.0, 4.5, 1.0, 0.125), (16.0, 4.5, 1.0, 0.25), (16.0, 4.5, 1.0, 0.5)]
 
 
 def test_a_full_ring_that_was_not_written_over_stops_at_its_end():
     # 2 + 0.5 x 4 and 4: the first transition is no successor of the third
-    buffer = make_buffer(capacity=3)
-    add(buffer, [1.0, 2.0, 4.0])
-    assert samples(buffer) == {0: (3.0, 2.5, 0.0, 0.125), 1: (4.0, 2.5, 0.0, 0.25), 2: (4.0, 2.5, 0.0, 0.5)}
+    assert samples_of([1.0, 2.0, 4.0], capacity=3) == {
+        0: (3.0, 2.5, 0.0, 0.125),
+        1: (4.0, 2.5, 0.0, 0.25),
+        2: (4.0, 2.5, 0.0, 0.5),
+    }
 
 
 def test_a_ring_shorter_than_the_return_counts_no_transition_twice():
     # two rows: 2 + 0.5 x 4, and 4
-    buffer = make_buffer(capacity=2)
-    add(buffer, [1.0, 2.0, 4.0])
-    assert samples(buffer) == {1: (4.0, 2.5, 0.0, 0.25), 2: (4.0, 2.5, 0.0, 0.5)}
+    assert samples_of([1.0, 2.0, 4.0], capacity=2) == {1: (4.0, 2.5, 0.0, 0.25), 2: (4.0, 2.5, 0.0, 0.5)}
 
 
 def test_each_environment_goes_on_with_its_own_next_step():
     # Two environments by turns: rewards 1 2 4 8 and 10 20 40 80; the second ends its episode in transition 5. The ring
     # of six holds 2 to 7. First: 2 + 2 + 2, 4 + 4, 8. Second: 20 + 20, 40, and in the new episode 80.
-    buffer = make_buffer(capacity=6, num_envs=2)
-    add(buffer, [1.0, 10.0, 2.0, 20.0, 4.0, 40.0, 8.0, 80.0], terminated=(5,))
-    assert samples(buffer) == {
+    assert samples_of([1.0, 10.0, 2.0, 20.0, 4.0, 40.0, 8.0, 80.0], terminated=(5,), capacity=6, num_envs=2) == {
         2: (6.0, 6.5, 0.0, 0.125),
         3: (40.0, 5.5, 1.0, 0.25),
         4: (8.0, 6.5, 0.0, 0.25),
