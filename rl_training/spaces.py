@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 ImageShape = tuple[int, int, int]
 """Channels, height, width."""
@@ -34,6 +35,10 @@ class ObservationSpec:
     def row_size(self) -> int:
         """Return the number of a row's elements."""
         return 4 * self.size + sum(math.prod(image) for image in self.images) if self.images else self.size
+
+    def vectors(self, rows: NDArray[Any]) -> NDArray[Any]:
+        """Return the vectors [..., size] that rows hold."""
+        return np.ascontiguousarray(rows[..., : 4 * self.size]).view(np.float32) if self.images else rows
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from torch import distributions as oracle
 
 from rl_training.networks.distributions import (
     categorical_log_prob_and_entropy,
+    choices_log_prob_and_entropy,
     gaussian_entropy,
     gaussian_log_prob,
     squashed_gaussian_sample,
@@ -44,6 +45,30 @@ def test_categorical_agrees_with_torch():
     log_probs, entropy = categorical_log_prob_and_entropy(logits, actions)
     torch.testing.assert_close(log_probs, expected.log_prob(actions))
     torch.testing.assert_close(entropy, expected.entropy())
+
+
+def test_several_choices_of_hand_worked_policies():
+    # First choice: (1/4, 3/4). Second: (1/2, 1/4, 1/4), entropy 0.5 ln 2 + 0.5 ln 4 = 1.5 ln 2 = 1.039721.
+    # ln 1/4 + ln 1/2 = ln 1/8 = -2.079442; ln 3/4 + ln 1/4 = ln 3/16 = -1.673976; 0.562335 + 1.039721 = 1.602056
+    logits = torch.tensor([[0.0, math.log(3), math.log(2), 0.0, 0.0]] * 2)
+    log_probs, entropy = choices_log_prob_and_entropy(logits, torch.tensor([[0, 0], [1, 2]]), (2, 3))
+    torch.testing.assert_close(log_probs, torch.tensor([-2.079442, -1.673976]))
+    torch.testing.assert_close(entropy, torch.tensor([1.602056, 1.602056]))
+
+
+@pytest.mark.parametrize("actions", [[0, 1], [[0], [1]]], ids=["a number", "a vector of one"])
+def test_one_choice_is_a_categorical_however_its_actions_are_shaped(actions):
+    logits = torch.tensor([[0.0, math.log(3)]] * 2)
+    log_probs, entropy = choices_log_prob_and_entropy(logits, torch.tensor(actions), (2,))
+    torch.testing.assert_close(log_probs, torch.tensor([-1.386294, -0.287682]))
+    torch.testing.assert_close(entropy, torch.tensor([0.562335, 0.562335]))
+
+
+def test_the_probabilities_of_all_combinations_add_up_to_one():
+    logits = torch.randn(1, 2 + 3 + 4, generator=generator()).expand(24, -1)
+    actions = torch.cartesian_prod(torch.arange(2), torch.arange(3), torch.arange(4))
+    log_probs, _ = choices_log_prob_and_entropy(logits, actions, (2, 3, 4))
+    assert log_probs.exp().sum().item() == pytest.approx(1.0, rel=1e-5)
 
 
 def test_gaussian_log_prob_of_a_hand_worked_point():

@@ -1,10 +1,11 @@
 """Small environments whose answer is known: importing this module registers them under toy/."""
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import gymnasium as gym
 import numpy as np
-from gymnasium.spaces import Box, Discrete, Text
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 
 class Identity(gym.Env):
@@ -172,6 +173,128 @@ class TextObservations(gym.Env):
         self.action_space = Discrete(2)
 
 
+_NUMBER = Box(-1.0, 1.0, (1,), np.float32)
+
+
+class Naming(gym.Env):
+    """Name the state, two random bits, which are shown and answered in the ways of many spaces.
+
+    Reward 1 if both bits are right. A Box is answered with 0.5 or -0.5 for each bit, and costs the squared distance.
+    """
+
+    OBSERVATIONS: ClassVar[dict[str, gym.Space]] = {
+        "matrix": Box(0.0, 5.0, (2, 2), np.float64),
+        "bytes": Box(0, 255, (2,), np.uint8),
+        "discrete": Discrete(4, start=3),
+        "multi discrete": MultiDiscrete([2, 2], start=[1, 5]),
+        "multi binary": MultiBinary(2),
+        "dict": Dict(high=_NUMBER, low=Dict(inner=MultiBinary(1))),
+        "tuple": Tuple([Discrete(2), _NUMBER]),
+        "image": Box(0, 255, (7, 7, 1), np.uint8),
+        "image and vector": Dict(image=Box(0, 255, (7, 7), np.uint8), vector=_NUMBER),
+    }
+    ACTIONS: ClassVar[dict[str, gym.Space]] = {
+        "discrete": Discrete(4, start=-1),
+        "multi discrete": MultiDiscrete([[2], [2]], start=[[3], [-1]]),
+        "multi binary": MultiBinary([1, 2]),
+        "box": Box(-1.0, 1.0, (2, 1), np.float64),
+    }
+
+    def __init__(self, shown: str = "discrete", answered: str = "discrete"):
+        self.observation_space, self.action_space = self.OBSERVATIONS[shown], self.ACTIONS[answered]
+        self._shown, self._answered = shown, answered
+
+    def _observe(self) -> Any:
+        self._bits = self.np_random.integers(2, size=2)
+        high, low = self._bits.tolist()
+        signs = (2 * self._bits - 1).astype(np.float32)
+        matrix = np.zeros((2, 2))
+        matrix[high, low] = 5.0
+        image = np.zeros((7, 7, 1), np.uint8)
+        image[4 * high : 4 * high + 3, 4 * low : 4 * low + 3] = 255
+        stripe = np.zeros((7, 7), np.uint8)
+        stripe[:, 4 * high : 4 * high + 3] = 255
+        ways = {
+            "matrix": matrix,
+            "bytes": self._bits.astype(np.uint8),
+            "discrete": 3 + 2 * high + low,
+            "multi discrete": self._bits + np.array([1, 5]),
+            "multi binary": self._bits.astype(np.int8),
+            "dict": {"high": signs[:1], "low": {"inner": self._bits[1:].astype(np.int8)}},
+            "tuple": (high, signs[1:]),
+            "image": image,
+            "image and vector": {"image": stripe, "vector": signs[1:]},
+        }
+        return ways[self._shown]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self._observe(), {}
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        high, low = self._bits.tolist()
+        if self._answered == "box":
+            reward = 1.0 - float(np.square(action.reshape(-1) - (self._bits - 0.5)).sum())
+        elif self._answered == "discrete":
+            reward = float(action == 2 * high + low - 1)
+        else:
+            first = np.array([3, -1]) if self._answered == "multi discrete" else 0
+            reward = float((action.reshape(-1) - first == self._bits).all())
+        return self._observe(), reward, False, False, {}
+
+
+class Motion(gym.Env):
+    """Say whether the stripe moves left or right, which no single picture tells: reward 1 if right.
+
+    If it is fatal, a wrong answer in the first column ends the episode.
+    """
+
+    def __init__(self, as_vector: bool = False, fatal: bool = False):
+        self._as_vector, self._fatal = as_vector, fatal
+        self.observation_space = Box(0.0, 1.0, (7,), np.float32) if as_vector else Box(0, 255, (7, 7), np.uint8)
+        self.action_space = Discrete(2)
+
+    def _observe(self) -> Any:
+        if self._as_vector:
+            return np.eye(7, dtype=np.float32)[self._column]
+        picture = np.zeros((7, 7), np.uint8)
+        picture[:, self._column] = 255
+        return picture
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._right, self._column = int(self.np_random.integers(2)), int(self.np_random.integers(7))
+        return self._observe(), {}
+
+    def step(self, action):
+        reward = float(action == self._right)
+        terminated = self._fatal and not reward and self._column == 0
+        self._column = (self._column + (1 if self._right else -1)) % 7
+        return self._observe(), reward, terminated, False, {}
+
+
+class Shown(gym.Env):
+    """Shows what it is told to, one after the other and the last one for ever, and keeps the actions that it gets."""
+
+    def __init__(self, observation_space: gym.Space, action_space: gym.Space, observations: Sequence[Any] = ()):
+        self.observation_space, self.action_space = observation_space, action_space
+        self._observations = list(observations)
+        self.actions: list[Any] = []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._steps = 0
+        return self._observations[0], {}
+
+    def step(self, action):
+        self.actions.append(action)
+        self._steps += 1
+        return self._observations[min(self._steps, len(self._observations) - 1)], 0.0, False, False, {}
+
+
+gym.register("toy/Naming-v0", Naming, max_episode_steps=10)
+gym.register("toy/Motion-v0", Motion, max_episode_steps=10)
 gym.register("toy/Identity-v0", Identity, max_episode_steps=10)
 gym.register("toy/ContinuousIdentity-v0", ContinuousIdentity, max_episode_steps=10)
 gym.register("toy/ConstantReward-v0", ConstantReward)

@@ -152,11 +152,17 @@ class OffPolicyConfig(AlgoConfig):
         return max(0, config.total_timesteps - self.learning_starts) // self.train_every * self.gradient_steps
 
     def check_with(self, config: "TrainConfig") -> None:
-        """Refuse a replay buffer that cannot hold one vector step."""
+        """Refuse a replay buffer that cannot hold one vector step with all the frames it is stacked from."""
         if self.buffer_size < config.env.num_envs:
             raise ConfigError(
                 f"algo.buffer_size={self.buffer_size} cannot hold one step of env.num_envs={config.env.num_envs} "
                 f"environments. Try algo.buffer_size=1_000_000."
+            )
+        needed = config.env.frame_stack * config.env.num_envs
+        if self.buffer_size < needed:
+            raise ConfigError(
+                f"algo.buffer_size={self.buffer_size} cannot hold env.frame_stack={config.env.frame_stack} frames of "
+                f"env.num_envs={config.env.num_envs} environments. Try algo.buffer_size={100 * needed}."
             )
 
 

@@ -27,7 +27,7 @@ class EnvConfig:
     env_kwargs: dict[str, Any] = option({}, "Arguments for gymnasium.make: +env.env_kwargs.gravity=9.8.")
     import_module: str | None = option(None, "A module to import first because it registers environments.")
     extra: str | None = option(None, "The extra of this package that installs the environment.")
-    frame_stack: int = option(1, "Successive observations that the agent sees at once.", at_least=1)
+    frame_stack: int = option(1, "Successive observations that the agent sees at once.", at_least=1, at_most=255)
     normalize_observation: bool = option(False, "Scale observations by their running mean and deviation.")
     normalize_reward: bool = option(False, "Scale rewards by the running deviation of the discounted return.")
     clip_observation: float = option(10.0, "Limit of a normalised observation.", above=0)

@@ -62,9 +62,12 @@ class FrameHistory:
         while self._cut and next(iter(self._cut)) < first + self._num_envs - self._capacity:
             del self._cut[next(iter(self._cut))]
 
-    def begin_episodes(self, envs: list[int]) -> None:
-        """Let the next frame of these environments be the first of an episode."""
+    def begin_episodes(self, envs: list[int], added: int) -> None:
+        """Cut the episodes of these environments off, so that their next frame is the first of a new one."""
         self._next_ages[envs] = 0
+        if added:
+            for env in envs:
+                self._cut[added - self._num_envs + env] = self._newest[env].copy()
 
     def observations(self, transitions: NDArray[np.int64]) -> Rows:
         """Return stacked observations; before an episode's first frame, that frame stands in, as the wrapper has it."""
@@ -95,10 +98,11 @@ class FrameHistory:
         return {
             "next_ages": self._next_ages.copy(),
             "newest": self._newest.copy(),
-            "cut": [[number, frame.copy()] for number, frame in self._cut.items()],
+            "cut": np.array(list(self._cut), np.int64),
+            "cut_frames": np.array(list(self._cut.values()), np.uint8),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take back what `state_dict` gave."""
         self._next_ages, self._newest = state["next_ages"].copy(), state["newest"].copy()
-        self._cut = dict(state["cut"])
+        self._cut = dict(zip(state["cut"].tolist(), state["cut_frames"], strict=True))

@@ -61,6 +61,7 @@ class ReplayBuffer:
         """
         self.capacity = capacity - capacity % num_envs  # a vector step is never split at the end of the ring
         self.num_envs = num_envs
+        self._observation = observation
         self.device = device or torch.device("cpu")
         vector = ((observation.size,), np.float32)
         frame = ((observation.row_size // observation.frame_stack,), np.uint8)
@@ -144,25 +145,33 @@ class ReplayBuffer:
             newest = (self.added - self.num_envs) % self.capacity
             self._columns["ended"][[newest + env for env in envs]] = True
         if self._history is not None:
-            self._history.begin_episodes(list(envs))
+            self._history.begin_episodes(list(envs), self.added)
 
     def check_finite(self, since: int) -> None:
         """Refuse NaN and infinity in the transitions added since env step `since`, naming step and environment."""
         first = max(since, self.added - self.capacity)
         start, end = first % self.capacity, first % self.capacity + self.added - first
         # The usual case, in one look: what is new lies in one piece and is finite.
-        if end <= self.capacity and all_finite(self._table[start:end]):
+        if end <= self.capacity and all_finite(self._table[start:end], self._vectors_of_images(slice(start, end))):
             return
         for name, label in (
+            ("frames", "observation"),
             ("observations", "observation"),
             ("next_observations", "observation"),
             ("rewards", "reward"),
         ):
             if name not in self._columns:
-                continue  # pixels are always finite
-            for row, values in self._rows(name, first):
-                by_step = values.reshape(-1, self.num_envs, *values.shape[1:])
-                require_finite(label, by_step, row // self.num_envs - (name == "observations"), self.num_envs)
+                continue
+            began = name in ("frames", "observations")  # of what the step before led to
+            for row, stored in self._rows(name, first):
+                values = self._observation.vectors(stored) if name == "frames" else stored
+                by_step = values.reshape(len(values) // self.num_envs, self.num_envs, *values.shape[1:])
+                require_finite(label, by_step, row // self.num_envs - began, self.num_envs)
+
+    def _vectors_of_images(self, rows: slice) -> NDArray[Any]:
+        """Return the numbers that lie beside pixels."""
+        frames = self._columns.get("frames")
+        return np.zeros(0, np.float32) if frames is None else self._observation.vectors(frames[rows])
 
     def _rows(self, name: str, first: int) -> Iterator[tuple[int, NDArray[Any]]]:
         """Yield the values of a column from transition `first` on, in the one or two pieces that the ring has."""

@@ -64,6 +64,7 @@ class RolloutBuffer:
     ) -> None:
         """Allocate."""
         self.num_steps, self.num_envs = num_steps, num_envs
+        self._observation = observation
         self.device = device or torch.device("cpu")
         steps = (num_steps, num_envs)
         self.obs = torch.from_numpy(np.zeros((*steps, observation.row_size), observation.dtype))
@@ -114,10 +115,11 @@ class RolloutBuffer:
     def check_finite(self, since: int) -> None:
         """Refuse NaN and infinity in what was collected since env step `since`, where this rollout began."""
         first_vector_step = since // self.num_envs
-        require_finite("observation", self._rows["obs"][: self.position], first_vector_step - 1, self.num_envs)
+        vectors = self._observation.vectors(self._rows["obs"][: self.position])
+        require_finite("observation", vectors, first_vector_step - 1, self.num_envs)
         require_finite("reward", self._rows["rewards"][: self.position], first_vector_step, self.num_envs)
         for (step, env), observation in self.final_observations.items():
-            if not all_finite(observation):
+            if not all_finite(self._observation.vectors(observation)):
                 raise non_finite("last observation", env, first_vector_step + step, self.num_envs)
 
     def truncated_observations(self) -> Tensor:

@@ -66,7 +66,8 @@ def describe_actions(space: gym.Space[Any], env_id: str) -> ActionSpec:
 
 def flat_env(env: gym.Env[Any, Any], env_id: str, frame_stack: int = 1) -> gym.Env[Any, Any]:
     """Give an environment flat observations and actions; one that has them stays as it is."""
-    if not _is_flat_vector(env.observation_space):
+    # A stack keeps what it is given, and an environment may write each observation into the same array.
+    if frame_stack > 1 or not _is_flat_vector(env.observation_space):
         env = FlatObservations(env, env_id)
     if frame_stack > 1:
         stacked = gym.wrappers.FrameStackObservation(env, frame_stack, padding_type="reset")
@@ -120,7 +121,8 @@ class FlatActions(gym.ActionWrapper[Any, Row, Any]):
         elif isinstance(space, spaces.MultiBinary):
             self.action_space = spaces.MultiBinary(math.prod(space.shape))
         elif isinstance(space, spaces.Box):
-            self.action_space = spaces.Box(space.low.reshape(-1), space.high.reshape(-1), dtype=np.float32)
+            low, high = (bound.reshape(-1).astype(np.float32) for bound in (space.low, space.high))
+            self.action_space = spaces.Box(low, high, dtype=np.float32)
 
     def action(self, action: Row) -> Any:
         """Return the action in the environment's own shape and type."""
@@ -155,7 +157,7 @@ def _leaves(space: gym.Space[Any], env_id: str, find: Callable[[Any], Any] = lam
     elif isinstance(space, spaces.Box) and _is_image(space):
         *_, height, width = shape = space.shape
         channels = shape[0] if len(shape) == 3 else 1
-        if channels_last := len(shape) == 3 and shape[-1] <= 4 < shape[0]:
+        if channels_last := len(shape) == 3 and shape[-1] < min(shape[:2]):
             height, width, channels = shape
         yield _Leaf(find, _pixels(shape, channels_last), math.prod(shape), (channels, height, width))
     elif isinstance(space, (spaces.Box, spaces.MultiBinary)):
@@ -195,6 +197,8 @@ def _one_hot(counts: list[int], starts: list[int]) -> Callable[[Any], Row]:
 def _pixels(shape: tuple[int, ...], channels_last: bool) -> Callable[[Any], Row]:
     def encode(value: Any) -> Row:
         image = np.asarray(value).reshape(shape)
+        if image.dtype.kind == "f":  # numbers from 0 to 1 would all become 0
+            raise ValueError(f"its image has dtype {image.dtype} instead of uint8")
         return (image.transpose(2, 0, 1) if channels_last else image).reshape(-1)
 
     return encode

@@ -15,6 +15,7 @@ _CONVOLUTIONS: dict[Cnn, Sequence[tuple[int, int, int]]] = {
     Cnn.nature: ((32, 8, 4), (64, 4, 2), (64, 3, 1)),
     Cnn.small: ((16, 3, 2), (32, 3, 2)),
 }
+_SMALLEST_FOR_SMALL = 7
 
 
 class Encoder(nn.Module):
@@ -32,7 +33,9 @@ class Encoder(nn.Module):
         features = []
         start = 4 * self._vector_size
         if start:
-            features.append(rows[:, :start].contiguous().view(torch.float32))
+            # A copy, whose bytes begin where a number may begin: those of a row of an odd size may not.
+            vectors = rows[:, :start].clone(memory_format=torch.contiguous_format)
+            features.append(vectors.view(torch.float32))
         for image, cnn in zip(self._images, self.cnns, strict=True):
             size = image[0] * image[1] * image[2]
             pixels = rows[:, start : start + size].view(-1, *image)
@@ -67,8 +70,9 @@ def _convolutions(image: ImageShape, cnn: Cnn) -> nn.Sequential:
     for outputs, kernel, stride in _CONVOLUTIONS[cnn]:
         height, width = ((size - kernel) // stride + 1 for size in (height, width))
         if height < 1 or width < 1:
-            smaller = " Try algo.cnn=small." if cnn is Cnn.nature else ""
-            raise UserError(f"Images of {image[1]} x {image[2]} pixels are too small for algo.cnn={cnn.name}.{smaller}")
+            fits_small = min(image[1:]) >= _SMALLEST_FOR_SMALL
+            advice = "Try algo.cnn=small." if fits_small else "Observations of a dtype other than uint8 are vectors."
+            raise UserError(f"Images of {image[1]} x {image[2]} pixels are too small for algo.cnn={cnn.name}. {advice}")
         layers += [nn.Conv2d(channels, outputs, kernel, stride), nn.ReLU()]
         channels = outputs
     return Layers(*layers, nn.Flatten())
