@@ -14,11 +14,12 @@ import torch
 
 from rl_training import __version__
 from rl_training.config import TrainConfig
+from rl_training.envs.wrappers import named_wrappers
 from rl_training.networks.linear import matmul_library
 from rl_training.runtime.system import cpu_name, write_durably
 
 METADATA_FILE = "metadata.json"
-_PACKAGES = ("gymnasium", "numpy", "hydra-core", "omegaconf", "mujoco", "Box2D")
+_PACKAGES = ("gymnasium", "numpy", "hydra-core", "omegaconf", "mujoco", "Box2D", "ale-py")
 
 
 def new_run_card(run_dir: Path, config: TrainConfig, device: torch.device) -> None:
@@ -30,6 +31,7 @@ def new_run_card(run_dir: Path, config: TrainConfig, device: torch.device) -> No
         "started": _now(),
         "algo": config.algo.name,
         "env": config.env.id,
+        "wrappers": [wrapper.described() for wrapper in named_wrappers(config.env.wrappers)],
         "preset": config.preset,
         "seed": config.seed,
         "tags": list(config.tags),
