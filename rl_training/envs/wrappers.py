@@ -63,7 +63,7 @@ def wrapped_env(env: GymEnv, wrappers: Sequence["NamedWrapper"], env_id: str, *,
         except Exception as error:
             reason = " ".join(str(error).split())
             raise UserError(
-                f"env.wrappers[{index}] ({wrapper.name}) does not fit {env_id}: {type(error).__name__}: {reason}"
+                f"env.wrappers[{index}] ({wrapper.name}) cannot be put around {env_id}: {type(error).__name__}: {reason}"
             ) from error
     return env
 
@@ -81,17 +81,18 @@ class NamedWrapper:
         return {"name": self.name, **plain(self.settings)}
 
 
-def named_wrappers(entries: Sequence[dict[str, Any]]) -> list[NamedWrapper]:
+def named_wrappers(entries: Sequence[Any]) -> list[NamedWrapper]:
     """Check the entries of `env.wrappers`: names, and the type and range of each setting."""
     return [_named_wrapper(entry, f"env.wrappers[{index}]") for index, entry in enumerate(entries)]
 
 
-def _named_wrapper(entry: dict[str, Any], key: str) -> NamedWrapper:
-    name = entry.get("name")
+def _named_wrapper(entry: Any, key: str) -> NamedWrapper:
+    if not isinstance(entry, dict) or "name" not in entry:
+        raise ConfigError(f"{key} must be a mapping with a name, as in {{name: time_limit, steps: 200}}, got {entry!r}.")
+    name = entry["name"]
     if name not in _REGISTRY:
         advice = did_you_mean(str(name), list(_REGISTRY)) or f" Choose from {', '.join(sorted(_REGISTRY))}."
-        missing = f"{key} needs a name, as in {{name: time_limit, steps: 200}}."
-        raise ConfigError(missing if name is None else f"Unknown wrapper {key}.name={name}.{advice}")
+        raise ConfigError(f"Unknown wrapper {key}.name={name}.{advice}")
     spec = _REGISTRY[name]
     given = {setting: value for setting, value in entry.items() if setting != "name"}
     fields = {field.name: field for field in dataclasses.fields(spec.settings_class)}
@@ -210,15 +211,19 @@ class RewardClipSettings:
     low: float = option(-1.0, "The least reward.")
     high: float = option(1.0, "The largest reward.")
 
-    def __post_init__(self) -> None:
-        """Check that there is something between the limits."""
-        if self.low >= self.high:
-            raise ConfigError(f"reward_clip: low={self.low} must be below high={self.high}.")
+
+def _reward_clip(env: GymEnv, settings: RewardClipSettings) -> GymEnv:
+    low, high = _increasing(settings.low, settings.high)
+    return LearningReward(env, lambda reward: min(max(reward, low), high))
 
 
-register_wrapper(
-    "reward_clip", RewardClipSettings, lambda env, s: LearningReward(env, lambda reward: min(max(reward, s.low), s.high))
-)
+def _increasing(low: float, high: float) -> tuple[float, float]:
+    if low >= high:
+        raise ValueError(f"low={low} must be below high={high}")
+    return low, high
+
+
+register_wrapper("reward_clip", RewardClipSettings, _reward_clip)
 
 
 @dataclass
@@ -244,7 +249,8 @@ class RescaleActionSettings:
 def _rescale_action(env: GymEnv, settings: RescaleActionSettings) -> GymEnv:
     if not isinstance(env.action_space, spaces.Box):
         raise TypeError(f"it is for real actions, not {env.action_space}")
-    return gymnasium_wrappers.RescaleAction(env, np.float32(settings.low), np.float32(settings.high))
+    low, high = _increasing(settings.low, settings.high)
+    return gymnasium_wrappers.RescaleAction(env, np.float32(low), np.float32(high))
 
 
 register_wrapper("rescale_action", RescaleActionSettings, _rescale_action)
