@@ -37,9 +37,10 @@ class EpisodeRecord:
 class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
     """The outermost wrapper of a training environment: names it when it fails, and can bring it back.
 
-    At the end of an episode the info has its return and length under "episode", as Gymnasium's statistics wrapper
-    gives them; wrappers that change rewards for learning alone do not change this return. The episode before the current one is remembered as well, because a vector step that fails in one
-    environment may already have ended an episode in another.
+    At the end of an episode the info has its return and length under "episode", as Gymnasium's statistics wrapper gives
+    them; wrappers that change rewards for learning alone do not change this return. The episode before the current one
+    is remembered as well, because a vector step that fails in one environment may already have ended an episode in
+    another.
     """
 
     def __init__(self, env: gym.Env[ObsType, ActType], name: str) -> None:

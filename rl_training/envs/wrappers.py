@@ -61,9 +61,9 @@ def wrapped_env(env: GymEnv, wrappers: Sequence["NamedWrapper"], env_id: str, *,
         except (UserError, gym.error.DependencyNotInstalled):
             raise
         except Exception as error:
-            reason = " ".join(str(error).split())
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
             raise UserError(
-                f"env.wrappers[{index}] ({wrapper.name}) cannot be put around {env_id}: {type(error).__name__}: {reason}"
+                f"env.wrappers[{index}] ({wrapper.name}) cannot be put around {env_id}: {reason}"
             ) from error
     return env
 
@@ -88,7 +88,9 @@ def named_wrappers(entries: Sequence[Any]) -> list[NamedWrapper]:
 
 def _named_wrapper(entry: Any, key: str) -> NamedWrapper:
     if not isinstance(entry, dict) or "name" not in entry:
-        raise ConfigError(f"{key} must be a mapping with a name, as in {{name: time_limit, steps: 200}}, got {entry!r}.")
+        raise ConfigError(
+            f"{key} must be a mapping with a name, as in {{name: time_limit, steps: 200}}, got {entry!r}."
+        )
     name = entry["name"]
     if name not in _REGISTRY:
         advice = did_you_mean(str(name), list(_REGISTRY)) or f" Choose from {', '.join(sorted(_REGISTRY))}."
@@ -99,9 +101,7 @@ def _named_wrapper(entry: Any, key: str) -> NamedWrapper:
     for setting in given:
         if setting not in fields:
             choices = f" Choose from {', '.join(fields)}." if fields else " It has no settings."
-            raise ConfigError(
-                f"Unknown key {key}.{setting} of {name}.{did_you_mean(setting, list(fields)) or choices}"
-            )
+            raise ConfigError(f"Unknown key {key}.{setting} of {name}.{did_you_mean(setting, list(fields)) or choices}")
     for setting, field in fields.items():
         no_default = field.default is field.default_factory is dataclasses.MISSING
         if no_default and setting not in given:
