@@ -20,8 +20,10 @@ def train_sb3(config: TrainConfig, *, episodes: int, first_seed: int) -> list[fl
     except ImportError:
         raise UserError("peers=sb3 needs an extra: pip install 'rl_training[bench]'") from None
 
-    if config.env.env_kwargs or (config.env.num_envs > 1 and not isinstance(config.algo, PPOConfig)):
-        raise UserError("peers=sb3 takes no env_kwargs, and counts updates of several environments in another way.")
+    if config.env.env_kwargs or config.env.wrappers or config.env.frame_stack > 1:
+        raise UserError("peers=sb3 takes neither env_kwargs nor wrappers nor stacked frames.")
+    if config.env.num_envs > 1 and not isinstance(config.algo, PPOConfig):
+        raise UserError("peers=sb3 counts updates of several environments in another way.")
     torch.set_num_threads(1)
     envs: Any = make_vec_env(config.env.id, config.env.num_envs, seed=config.seed)
     normalized = config.env.normalize_observation or config.env.normalize_reward

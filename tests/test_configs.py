@@ -93,15 +93,25 @@ def test_algorithm_names_have_no_underscore_because_presets_split_there():
 def test_the_shipped_environments_are_all_there():
     assert ENVS == [
         "acrobot",
+        "ant",
+        "bipedalwalker",
+        "breakout",
         "cartpole",
         "gym",
         "halfcheetah",
         "hopper",
+        "humanoid",
+        "inverted_double_pendulum",
         "inverted_pendulum",
         "lunarlander",
+        "lunarlander_continuous",
         "mountaincar",
         "mountaincar_continuous",
         "pendulum",
+        "pong",
+        "reacher",
+        "swimmer",
+        "walker2d",
     ]
 
 
@@ -176,8 +186,22 @@ def test_a_preset_is_named_after_an_algorithm_and_an_environment_and_says_its_na
 
 
 def test_every_pair_that_can_be_trained_has_a_preset():
-    discrete = {"acrobot", "cartpole", "lunarlander", "mountaincar"}
-    continuous = {"halfcheetah", "hopper", "inverted_pendulum", "mountaincar_continuous", "pendulum"}
+    discrete = {"acrobot", "breakout", "cartpole", "lunarlander", "mountaincar", "pong"}
+    continuous = {
+        "ant",
+        "bipedalwalker",
+        "halfcheetah",
+        "hopper",
+        "humanoid",
+        "inverted_double_pendulum",
+        "inverted_pendulum",
+        "lunarlander_continuous",
+        "mountaincar_continuous",
+        "pendulum",
+        "reacher",
+        "swimmer",
+        "walker2d",
+    }
     assert discrete | continuous | {"gym"} == set(ENVS)
     assert set(PRESETS) == {
         *(f"ppo_{env}" for env in discrete | continuous),

@@ -94,7 +94,7 @@ BUILD = "config observation actions device="
         (resume_training, "path *config= *callbacks="),
         (rl_training.fit, "algo env *callbacks= *run_dir= **settings"),
         (rl_training.make_config, "algo env *preset= *hyperparameters= *env_settings= **settings"),
-        (make_env, "config env_index"),
+        (make_env, "config env_index *evaluation="),
         (make_vector_env, "config"),
         (probe_spaces, "config"),
         (RolloutBuffer, "num_steps num_envs observation actions *seed *device="),

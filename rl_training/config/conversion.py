@@ -70,6 +70,8 @@ def describe_omegaconf_error(error: OmegaConfBaseException, typed: str | None = 
     key = error.full_key
     if key and key.startswith(f"{FREE_KEYS}.") and "not in struct" in problem:
         return f"{key} is a key of your own: add it with a plus, +{key}=<value>."
+    if key and key.startswith("env.wrappers[") and "not in struct" in problem:
+        return f"{key} is not set yet: add it with a plus, +{key.replace('[', '.').replace(']', '')}=<value>."
     if key and "not in '" in problem and error.parent_node is not None:
         return describe_unknown_key(key, error.parent_node._get_root(), typed)
     return f"{key}: {problem}." if key and key not in problem else f"{problem}."

@@ -32,6 +32,11 @@ def option(default: Any, meaning: str, *, words: tuple[str, ...] = (), **bounds:
     return dataclasses.field(default=default, metadata=metadata)
 
 
+def required(meaning: str, **bounds: float) -> Any:
+    """Declare a field without a default: what it means, and its range."""
+    return dataclasses.field(metadata={"meaning": meaning, "bounds": bounds})
+
+
 def check_fields(config: Any, section: str) -> None:
     """Convert and check every field of a config dataclass in place; `section` prefixes its key in messages."""
     for field in dataclasses.fields(config):

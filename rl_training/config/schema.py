@@ -25,6 +25,9 @@ class EnvConfig:
     id: str = option("", "The Gymnasium id, such as CartPole-v1.")
     num_envs: int = option(1, "Environments that step together.", at_least=1)
     env_kwargs: dict[str, Any] = option({}, "Arguments for gymnasium.make: +env.env_kwargs.gravity=9.8.")
+    wrappers: list[Any] = option(
+        [], "Wrappers, innermost first: '[{name: time_limit, steps: 200}, {name: reward_scale, factor: 0.1}]'."
+    )
     import_module: str | None = option(None, "A module to import first because it registers environments.")
     extra: str | None = option(None, "The extra of this package that installs the environment.")
     frame_stack: int = option(1, "Successive observations that the agent sees at once.", at_least=1, at_most=255)

@@ -12,6 +12,7 @@ from rl_training.config.conversion import plain
 from rl_training.envs.flattening import describe_spaces, flat_env
 from rl_training.envs.snapshots import EpisodeRecorder
 from rl_training.envs.sync_vector_env import SameStepVectorEnv
+from rl_training.envs.wrappers import named_wrappers, wrapped_env
 from rl_training.errors import UserError, did_you_mean
 from rl_training.seeding import derive_seed
 from rl_training.spaces import ActionSpec, ObservationSpec
@@ -19,10 +20,10 @@ from rl_training.spaces import ActionSpec, ObservationSpec
 GymEnv = gym.Env[Any, Any]
 
 
-def make_env(config: TrainConfig, env_index: int) -> GymEnv:
+def make_env(config: TrainConfig, env_index: int, *, evaluation: bool = False) -> GymEnv:
     """Make one environment that keeps episode statistics and can be snapshotted; its index seeds its action space."""
-    bare = flat_env(_make_bare(config.env), config.env.id, config.env.frame_stack)
-    env: GymEnv = EpisodeRecorder(bare, f"{config.env.id} (environment {env_index})")
+    flat = flat_env(_make_wrapped(config.env, evaluation=evaluation), config.env.id, config.env.frame_stack)
+    env: GymEnv = EpisodeRecorder(flat, f"{config.env.id} (environment {env_index})")
     env.action_space.seed(env_seed(config, env_index))
     return env
 
@@ -46,7 +47,7 @@ def probe_spaces(config: EnvConfig) -> tuple[ObservationSpec, ActionSpec]:
     """Make one environment, describe its spaces, and close it; remembered, since a launch asks more than once."""
     key = json.dumps(plain(config), sort_keys=True, default=repr)
     if key not in _PROBED:
-        env = _make_bare(config)
+        env = _make_wrapped(config)
         try:
             _PROBED[key] = describe_spaces(env.observation_space, env.action_space, config.id, config.frame_stack)
         finally:
@@ -57,14 +58,18 @@ def probe_spaces(config: EnvConfig) -> tuple[ObservationSpec, ActionSpec]:
 _PROBED: dict[str, tuple[ObservationSpec, ActionSpec]] = {}
 
 
-def _make_bare(config: EnvConfig) -> GymEnv:
+def _make_wrapped(config: EnvConfig, *, evaluation: bool = False) -> GymEnv:
     if not config.id:
         raise UserError("env.id is empty: name a Gymnasium environment, such as env=gym env.id=CartPole-v1.")
     if config.import_module is not None:
-        _import_registering_module(config.import_module)
+        _import_registering_module(config)
+    wrappers = named_wrappers(config.wrappers)
     try:
         # Gymnasium's checker costs a quarter of a CartPole step; `describe_spaces` has looked at the spaces already.
-        return gym.make(config.id, disable_env_checker=True, **config.env_kwargs)
+        bare: GymEnv = gym.make(config.id, disable_env_checker=True, **config.env_kwargs)
+        return wrapped_env(bare, wrappers, config.id, evaluation=evaluation)
+    except UserError:
+        raise
     except (gym.error.UnregisteredEnv, gym.error.VersionNotFound) as error:
         raise UserError(_unknown_id(config, error)) from None
     except (gym.error.DependencyNotInstalled, ModuleNotFoundError) as error:
@@ -78,11 +83,14 @@ def _one_line(value: object) -> str:
     return " ".join(str(value).split())
 
 
-def _import_registering_module(module: str) -> None:
+def _import_registering_module(config: EnvConfig) -> None:
+    assert config.import_module is not None
     try:
-        importlib.import_module(module)
+        importlib.import_module(config.import_module)
     except ImportError as error:
-        raise UserError(f"Cannot import env.import_module={module}: {error}. Is it installed?") from None
+        if config.extra is not None:
+            raise UserError(_missing_dependency(config, error)) from None
+        raise UserError(f"Cannot import env.import_module={config.import_module}: {error}. Is it installed?") from None
 
 
 def _unknown_id(config: EnvConfig, error: Exception) -> str:

@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.core import ActType, ObsType
 
+from rl_training.envs.wrappers import innermost_learning_reward
 from rl_training.errors import EnvironmentFailure
 
 # A longer episode is not recorded to its end: neither memory nor the time of a resume may grow without bound.
@@ -36,14 +37,16 @@ class EpisodeRecord:
 class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
     """The outermost wrapper of a training environment: names it when it fails, and can bring it back.
 
-    At the end of an episode the info has its return and length under "episode", as Gymnasium's statistics wrapper
-    gives them. The episode before the current one is remembered as well, because a vector step that fails in one
-    environment may already have ended an episode in another.
+    At the end of an episode the info has its return and length under "episode", as Gymnasium's statistics wrapper gives
+    them; wrappers that change rewards for learning alone do not change this return. The episode before the current one
+    is remembered as well, because a vector step that fails in one environment may already have ended an episode in
+    another.
     """
 
     def __init__(self, env: gym.Env[ObsType, ActType], name: str) -> None:
         super().__init__(env)
         self._name = name
+        self._learning_reward = innermost_learning_reward(env)
         self._episode = EpisodeRecord(None, None)
         self._previous_episode = self._episode
         self._total_steps = 0
@@ -75,7 +78,9 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
             raise self._failure("step", error) from error
         episode.rewards += float(reward)
         if terminated or truncated:
-            info = {**info, "episode": {"r": episode.rewards, "l": episode.steps}}
+            learning = self._learning_reward
+            episode_return = episode.rewards if learning is None else learning.raw_return
+            info = {**info, "episode": {"r": episode_return, "l": episode.steps}}
             if (shape := np.asarray(observation).shape) != self.observation_space.shape:
                 raise self._failure("step", ValueError(f"the last observation has shape {shape}"))
             # The vector environment resets at once, and an environment may reuse the array of its observations.

@@ -29,21 +29,19 @@ def evaluate_agent(
     """
     returns, lengths = [], []
     with _global_generators_preserved():
-        env = make_env(config, env_index=0)
+        env = make_env(config, env_index=0, evaluation=True)
         dtype = np.uint8 if env.observation_space.dtype == np.uint8 else np.float32
         try:
             for episode in range(episodes):
                 observation, _ = env.reset(seed=seed + episode)
-                episode_return, length, ended = 0.0, 0, False
+                ended = False
                 while not ended:
                     actions = agent.act(normalizer.observations(np.asarray(observation, dtype)[None]))
                     action = actions.item() if actions.ndim == 1 else actions[0]
-                    observation, reward, terminated, truncated, _ = env.step(action)
-                    episode_return += float(reward)
-                    length += 1
+                    observation, _, terminated, truncated, info = env.step(action)
                     ended = terminated or truncated
-                returns.append(episode_return)
-                lengths.append(length)
+                returns.append(float(info["episode"]["r"]))
+                lengths.append(int(info["episode"]["l"]))
                 if on_episode is not None:
                     on_episode(episode + 1)
         finally:

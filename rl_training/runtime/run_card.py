@@ -13,10 +13,11 @@ import torch
 
 from rl_training import __version__
 from rl_training.config import TrainConfig
+from rl_training.envs.wrappers import named_wrappers
 from rl_training.runtime.system import cpu_name, package_version, write_durably
 
 METADATA_FILE = "metadata.json"
-_PACKAGES = ("gymnasium", "numpy", "hydra-core", "omegaconf", "mujoco", "Box2D")
+_PACKAGES = ("gymnasium", "numpy", "hydra-core", "omegaconf", "mujoco", "Box2D", "ale-py")
 
 
 def new_run_card(run_dir: Path, config: TrainConfig, device: torch.device) -> None:
@@ -28,6 +29,7 @@ def new_run_card(run_dir: Path, config: TrainConfig, device: torch.device) -> No
         "started": _now(),
         "algo": config.algo.name,
         "env": config.env.id,
+        "wrappers": [wrapper.described() for wrapper in named_wrappers(config.env.wrappers)],
         "preset": config.preset,
         "seed": config.seed,
         "tags": list(config.tags),
