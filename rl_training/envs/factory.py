@@ -19,10 +19,10 @@ from rl_training.spaces import ActionSpec, ObservationSpec
 GymEnv = gym.Env[Any, Any]
 
 
-def make_env(config: TrainConfig, env_index: int) -> GymEnv:
+def make_env(config: TrainConfig, env_index: int) -> EpisodeRecorder[Any, Any]:
     """Make one environment that keeps episode statistics and can be snapshotted; its index seeds its action space."""
     bare = flat_env(_make_bare(config.env), config.env.id, config.env.frame_stack)
-    env: GymEnv = EpisodeRecorder(bare, f"{config.env.id} (environment {env_index})")
+    env: EpisodeRecorder[Any, Any] = EpisodeRecorder(bare, f"{config.env.id} (environment {env_index})")
     env.action_space.seed(env_seed(config, env_index))
     return env
 

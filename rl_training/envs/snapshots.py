@@ -43,7 +43,7 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
 
     def __init__(self, env: gym.Env[ObsType, ActType], name: str) -> None:
         super().__init__(env)
-        self._name = name
+        self.name = name
         self._episode = EpisodeRecord(None, None)
         self._previous_episode = self._episode
         self._total_steps = 0
@@ -83,7 +83,7 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
         return observation, reward, terminated, truncated, info
 
     def _failure(self, call: str, error: Exception) -> EnvironmentFailure:
-        return EnvironmentFailure(f"{self._name} failed in {call}: {type(error).__name__}: {error}")
+        return EnvironmentFailure(f"{self.name} failed in {call}: {type(error).__name__}: {error}")
 
     def _generator_state(self) -> dict[str, Any]:
         return dict(self.env.unwrapped.np_random.bit_generator.state)
