@@ -82,6 +82,11 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
             observation = copy.copy(observation)
         return observation, reward, terminated, truncated, info
 
+    @property
+    def generator_before_reset(self) -> dict[str, Any] | None:
+        """The generator from which the current episode began, if not from a seed."""
+        return self._episode.generator_before_reset
+
     def _failure(self, call: str, error: Exception) -> EnvironmentFailure:
         return EnvironmentFailure(f"{self.name} failed in {call}: {type(error).__name__}: {error}")
 

@@ -1,4 +1,4 @@
-"""What a trainer's environments have in common, however they are stepped: one after the other, in processes, at once."""
+"""What a trainer's environments have in common, however they step: in turn, in processes, all at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
