@@ -8,6 +8,7 @@ What a worker's environments did is also recorded here: when one dies, the run i
 """
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import select
@@ -70,7 +71,7 @@ class AsyncVectorEnv:
         self._workers: list[_Worker] = []
         try:
             registered = gym.registry.get(env.id)
-            for number, (first, end) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            for number, (first, end) in enumerate(itertools.pairwise(bounds)):
                 setup = Setup(env, config.seed, registered, first, end, layout)
                 self._workers.append(_Worker(number, setup, file, threads, env.worker_timeout))
             for worker in self._workers:

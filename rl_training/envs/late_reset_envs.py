@@ -99,9 +99,8 @@ class LateResetEnvs:
             state = self._state()
         except RestoreError as error:
             return [{"reason": str(error)}]
-        return [
-            {"state": state, "returns": self._returns.copy(), "lengths": self._lengths.copy(), "ended": self._ended}
-        ]
+        own = {"returns": self._returns.copy(), "lengths": self._lengths.copy(), "ended": self._ended.copy()}
+        return [{"state": state, **own}]
 
     def restore(
         self, snapshots: Snapshots, observations: Rows, seeds: Sequence[int], completed_steps: int
@@ -202,15 +201,14 @@ def copied_attributes(env: Any) -> dict[str, Any]:
     for first in arrays:
         for second in arrays:
             if first < second and np.may_share_memory(arrays[first], arrays[second]):
-                raise RestoreError(
-                    f"its attributes {first.partition('.')[2]} and {second.partition('.')[2]} share memory"
-                )
+                names = " and ".join(name.partition(".")[2] for name in (first, second))
+                raise RestoreError(f"its attributes {names} share memory")
     state["arrays"] = {name: array.copy() for name, array in arrays.items()}
     return state
 
 
 def set_attributes(env: Any, state: dict[str, Any]) -> None:
-    """Take back what `copied_attributes` gave; the environment must have been reset, so that its attributes are there."""
+    """Take back what `copied_attributes` gave; after a reset, so that its attributes are there."""
     chain = list(_chain(env))
     names = {name for part in state.values() for name in part}
     if names != {name for name, _ in _attributes(env)}:

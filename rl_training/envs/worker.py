@@ -151,7 +151,7 @@ def main(connection_number: int, memory_number: int) -> None:
         _answer(connection, lambda: worker.append(Worker(setup, mmap(memory_number, setup.layout.size))))
         while True:
             command, *arguments = connection.recv()
-            _answer(connection, lambda name=command, given=arguments: getattr(worker[0], name)(*given))
+            _answer(connection, functools.partial(getattr(worker[0], command), *arguments))
             if command == "close":
                 break
     except (EOFError, OSError):  # the training process is gone
