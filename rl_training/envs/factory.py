@@ -44,6 +44,14 @@ def make_vector_env(config: TrainConfig) -> VectorEnvs:
     return SameStepVectorEnv(makers)
 
 
+def check_vectorization(config: EnvConfig) -> None:
+    """Refuse a way to step that this environment does not have."""
+    if config.vectorization is Vectorization.vector:
+        from rl_training.envs.late_reset_envs import check_vectorised
+
+        check_vectorised(config)
+
+
 def env_seed(config: TrainConfig, env_index: int) -> int:
     """Return the seed with which a training environment is first reset."""
     return derive_seed(config.seed, "env", env_index)

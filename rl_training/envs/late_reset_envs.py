@@ -150,7 +150,8 @@ class GymnasiumVectorEnvs(LateResetEnvs):
         self._envs.close()
 
 
-def _made(config: EnvConfig) -> gym.vector.VectorEnv[Any, Any, Any]:
+def check_vectorised(config: EnvConfig) -> None:
+    """Refuse an environment that has no vectorised version, or settings that it cannot follow."""
     spec = gym.registry.get(config.id)
     if spec is None or spec.vector_entry_point is None:
         raise UserError(
@@ -161,6 +162,10 @@ def _made(config: EnvConfig) -> gym.vector.VectorEnv[Any, Any, Any]:
             f"env.frame_stack={config.frame_stack} does not go with env.vectorization=vector. "
             "Use env.vectorization=sync."
         )
+
+
+def _made(config: EnvConfig) -> gym.vector.VectorEnv[Any, Any, Any]:
+    check_vectorised(config)
     try:
         envs = gym.make_vec(config.id, config.num_envs, vectorization_mode="vector_entry_point", **config.env_kwargs)
     except Exception as error:
