@@ -1,5 +1,6 @@
 """Environments that go wrong at a chosen step: importing this module registers them under faulty/."""
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,8 @@ MADE: list["Faulty"] = []
 class Faulty(gym.Env):
     """A random walk with short random episodes; in one environment, at one step of its life, something is wrong.
 
-    `fault` is what: nan or inf in an observation or reward, an exception in step or reset, a wrong shape or dtype.
+    `fault` is what: nan or inf in an observation or reward, an exception in step or reset, a wrong shape or dtype, or
+    hang.
     `mended` names a file whose existence turns the fault off, as a user would mend the environment before resuming.
     """
 
@@ -42,6 +44,8 @@ class Faulty(gym.Env):
         self.life += 1
         if self._due("raise in step"):
             raise RuntimeError("the simulator broke")
+        while self._due("hang"):
+            time.sleep(0.01)
         self.length += 1
         self.walk = self.walk + 0.1 * self.np_random.normal(size=3).astype(np.float32)
         self.walk[0] += 0.01 * float(np.asarray(action).sum())

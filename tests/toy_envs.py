@@ -6,6 +6,8 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
 
 
 class Identity(gym.Env):
@@ -158,6 +160,69 @@ class Failing(gym.Env):
         return observation, 1.0, self._steps == 3, False, {}
 
 
+class Climb(gym.Env):
+    """Climbs by half a step or a whole one: terminated at height 3, truncated after 4 steps, no randomness.
+
+    Each episode starts a little higher than the one before, up to the eighth. The reward is the height.
+    """
+
+    def __init__(self, oddity: str = ""):
+        self.observation_space = Box(0.0, np.inf, (2,), np.float32)
+        self.action_space = Discrete(2)
+        self._episode = -1
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._episode += 1
+        self._height, self._steps = 0.125 * (self._episode % 8), 0
+        return np.array([self._height, self._steps], np.float32), {}
+
+    def step(self, action):
+        self._height += 0.5 + 0.5 * int(action)
+        self._steps += 1
+        observation = np.array([self._height, self._steps], np.float32)
+        return observation, self._height, self._height >= 3.0, self._steps >= 4, {}
+
+
+class VectorClimb(gym.vector.VectorEnv):
+    """The same as `Climb`, all at once, and in NEXT_STEP mode. `oddity` is what a resume cannot deal with."""
+
+    metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.NEXT_STEP}
+
+    def __init__(self, num_envs: int = 1, oddity: str = ""):
+        self.num_envs = num_envs
+        self.single_observation_space = Box(0.0, np.inf, (2,), np.float32)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.single_action_space = Discrete(2)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self.oddity = oddity
+        self.episode = np.full(num_envs, -1)
+        self.state = np.zeros((2, num_envs))
+        self.ended = np.zeros(num_envs, np.bool_)
+        if oddity == "object":
+            self.simulator = object()
+        if oddity == "shared memory":
+            self.heights = self.state[0]
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.episode += 1
+        self.state[:] = 0.125 * (self.episode % 8), np.zeros(self.num_envs)
+        self.ended[:] = False
+        return self.state.T.astype(np.float32), {}
+
+    def step(self, actions):
+        if self.oddity == "raise" and self.state[1].max() == 3:
+            raise RuntimeError("the simulator broke")
+        begin = self.ended.copy()
+        self.episode += begin
+        self.state[0] = np.where(begin, 0.125 * (self.episode % 8), self.state[0] + 0.5 + 0.5 * actions)
+        self.state[1] = np.where(begin, 0.0, self.state[1] + 1.0)
+        terminated, truncated = self.state[0] >= 3.0, self.state[1] >= 4
+        self.ended[:] = terminated | truncated
+        return self.state.T.astype(np.float32), np.where(begin, 0.0, self.state[0]), terminated, truncated, {}
+
+
 class NeedsPackage(gym.Env):
     """Cannot be made: it needs a package that is not there."""
 
@@ -302,5 +367,6 @@ gym.register("toy/Counter-v0", Counter)
 gym.register("toy/ReusedArrays-v0", ReusedArrays)
 gym.register("toy/InPlaceActions-v0", InPlaceActions, max_episode_steps=50)
 gym.register("toy/Failing-v0", Failing)
+gym.register("toy/Climb-v0", Climb, vector_entry_point=VectorClimb)
 gym.register("toy/NeedsPackage-v0", NeedsPackage)
 gym.register("toy/TextObservations-v0", TextObservations)

@@ -19,30 +19,44 @@ from rl_training.spaces import ActionSpec, ContinuousActions, DiscreteActions, O
 from rl_training.transfer import to_device
 
 
-def clipped_policy_loss(log_ratio: Tensor, advantages: Tensor, clip_range: float | Tensor) -> Tensor:
+def mean_of(values: Tensor, valid: Tensor | None) -> Tensor:
+    """Mean over the transitions among the rows; None says that all are."""
+    if valid is None:
+        return values.mean()
+    return torch.where(valid, values, 0.0).sum() / valid.sum().clamp(min=1)
+
+
+def clipped_policy_loss(
+    log_ratio: Tensor, advantages: Tensor, clip_range: float | Tensor, valid: Tensor | None = None
+) -> Tensor:
     """Negative clipped surrogate objective (eq. 7); `log_ratio` is log pi_new(a|s) - log pi_old(a|s)."""
     ratio = log_ratio.exp()
     clipped = torch.clamp(ratio, 1.0 - clip_range, 1.0 + clip_range)  # type: ignore[arg-type]
-    return -torch.minimum(ratio * advantages, clipped * advantages).mean()
+    return -mean_of(torch.minimum(ratio * advantages, clipped * advantages), valid)
 
 
-def value_loss(values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None) -> Tensor:
+def value_loss(
+    values: Tensor, old_values: Tensor, returns: Tensor, clip_range: float | None, valid: Tensor | None = None
+) -> Tensor:
     """Mean squared error; with a clip range, that of the worse of the clipped and the free prediction."""
     squared_error = (values - returns).square()
     if clip_range is not None:
         clipped = old_values + (values - old_values).clamp(-clip_range, clip_range)
         squared_error = torch.maximum(squared_error, (clipped - returns).square())
-    return squared_error.mean()
+    return mean_of(squared_error, valid)
 
 
-def approximate_kl(log_ratio: Tensor) -> Tensor:
+def approximate_kl(log_ratio: Tensor, valid: Tensor | None = None) -> Tensor:
     """Low-variance estimate of KL(old || new) from samples of the old policy: E[(r - 1) - log r]."""
-    return (log_ratio.exp() - 1.0 - log_ratio).mean()
+    return mean_of(log_ratio.exp() - 1.0 - log_ratio, valid)
 
 
-def standardized(advantages: Tensor) -> Tensor:
+def standardized(advantages: Tensor, valid: Tensor | None = None) -> Tensor:
     """Advantages with mean 0 and deviation 1; a single one becomes 0."""
-    return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    if valid is None:
+        return (advantages - advantages.mean()) / (advantages.std(correction=0) + 1e-8)
+    centred = advantages - mean_of(advantages, valid)
+    return centred / (mean_of(centred.square(), valid).sqrt() + 1e-8)
 
 
 def explained_variance(values: Tensor, returns: Tensor) -> Tensor:
@@ -154,15 +168,18 @@ class PPOAgent:
         """Follow the gradient of a minibatch: the maths of `update`, as a function of tensors."""
         config = self.config
         self.optimizer.learning_rate = learning_rate
-        advantages = standardized(batch.advantages) if config.normalize_advantage else batch.advantages
+        valid = batch.valid
+        advantages = standardized(batch.advantages, valid) if config.normalize_advantage else batch.advantages
 
         log_probs, entropy = self.network.log_probs_and_entropy(batch.observations, batch.actions)
         log_ratio = log_probs - batch.log_probs
-        policy_loss = clipped_policy_loss(log_ratio, advantages, clip_range)
+        if valid is not None:  # before it is exponentiated: what overflows cannot be masked out of a gradient
+            log_ratio = torch.where(valid, log_ratio, 0.0)
+        policy_loss = clipped_policy_loss(log_ratio, advantages, clip_range, valid)
         critic_loss = value_loss(
-            self.network.values(batch.observations), batch.values, batch.returns, config.value_clip_range
+            self.network.values(batch.observations), batch.values, batch.returns, config.value_clip_range, valid
         )
-        mean_entropy = entropy.mean()
+        mean_entropy = mean_of(entropy, valid)
         loss = policy_loss + config.value_coef * critic_loss
         if config.entropy_coef:  # a bonus of weight zero would cost a backward pass all the same
             loss = loss - config.entropy_coef * mean_entropy
@@ -173,8 +190,8 @@ class PPOAgent:
                 "loss/policy": policy_loss.detach(),
                 "loss/value": critic_loss.detach(),
                 "policy/entropy": mean_entropy.detach(),
-                "policy/kl": approximate_kl(log_ratio),
-                "policy/clip_fraction": ((log_ratio.exp() - 1.0).abs() > clip_range).float().mean(),
+                "policy/kl": approximate_kl(log_ratio, valid),
+                "policy/clip_fraction": mean_of(((log_ratio.exp() - 1.0).abs() > clip_range).float(), valid),
                 GRADIENT_NORM: gradient_norm,
             }
 

@@ -19,6 +19,7 @@ from rl_training.config.schema import (
     EvalConfig,
     LoggingConfig,
     TrainConfig,
+    Vectorization,
 )
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "SACConfig",
     "Schedule",
     "TrainConfig",
+    "Vectorization",
 ]

@@ -17,6 +17,12 @@ class DeviceKind(Enum):
     mps = "mps"
 
 
+# How the environments of a run step together. Made by a call, because "async" is a word of the language.
+Vectorization = Enum(
+    "Vectorization", {"auto": "auto", "sync": "sync", "async": "async", "vector": "vector", "envpool": "envpool"}
+)
+
+
 @dataclass
 class EnvConfig:
     """Which environment, how many of it, and how its numbers are scaled."""
@@ -24,6 +30,17 @@ class EnvConfig:
     name: str = option("gym", "The env group's name; names the run directory and the preset.")
     id: str = option("", "The Gymnasium id, such as CartPole-v1.")
     num_envs: int = option(1, "Environments that step together.", at_least=1)
+    vectorization: Vectorization = option(
+        Vectorization.auto,
+        "How they step: sync in turn, async in worker processes, vector by Gymnasium's own vectorised version, envpool "
+        "by EnvPool; auto is sync.",
+    )
+    workers: int | None = option(
+        None, "Worker processes of async; null is one for each core, at most num_envs.", at_least=1
+    )
+    worker_timeout: float | None = option(
+        120.0, "Seconds after which a silent worker counts as hanging; null waits forever.", above=0
+    )
     env_kwargs: dict[str, Any] = option({}, "Arguments for gymnasium.make: +env.env_kwargs.gravity=9.8.")
     wrappers: list[Any] = option(
         [], "Wrappers, innermost first: '[{name: time_limit, steps: 200}, {name: reward_scale, factor: 0.1}]'."

@@ -53,11 +53,13 @@ class ReplayBuffer:
         n_step: int = 1,
         gamma: float = 1.0,
         priority_exponent: float | None = None,
+        masked: bool = False,
     ) -> None:
         """Allocate after checking free memory.
 
         With `n_step` above 1, samples sum up that many rewards, discounted by `gamma`. With a priority exponent,
-        samples are drawn by their errors, which `set_errors` reports.
+        samples are drawn by their errors, which `set_errors` reports. `masked` if some rows may be no transitions:
+        these are stored, and never sampled.
         """
         self.capacity = capacity - capacity % num_envs  # a vector step is never split at the end of the ring
         self.num_envs = num_envs
@@ -75,6 +77,8 @@ class ReplayBuffer:
         self.n_step, self._gamma = n_step, gamma
         if n_step > 1 or observation.images:
             columns["ended"] = ((), np.bool_)  # where an n-step return must stop: truncation counts too
+        if masked:
+            columns["valid"] = ((), np.bool_)
         self.row_dtype = np.dtype([(name, dtype, shape) for name, (shape, dtype) in columns.items()])
         _check_memory(capacity, self.row_dtype.itemsize)
         self._history = FrameHistory(self.capacity, num_envs, observation) if observation.images else None
@@ -90,6 +94,14 @@ class ReplayBuffer:
             for name, (shape, dtype) in columns.items()
         }
         self._sampler = np.random.Generator(np.random.PCG64(seed))
+        self._masked = masked
+        reach = 0 if self._history is None else self._history.reach
+        if masked and self.capacity < reach + 2 * num_envs:
+            # Of two successive rows of an environment, one is a transition.
+            raise UserError(
+                f"algo.buffer_size={capacity} is too small for env.num_envs={num_envs} environments with late resets: "
+                f"it must be at least {reach + 2 * num_envs}."
+            )
         self._priorities = None if priority_exponent is None else Priorities(self.capacity, priority_exponent)
         self._drawn = np.zeros(0, np.int64)
         self.added = 0
@@ -106,8 +118,12 @@ class ReplayBuffer:
         next_observations: NDArray[Any],
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_] | None = None,
+        valid: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Store one vector step of `num_envs` transitions over the oldest ones; without `truncated`, none was cut."""
+        """Store one vector step of `num_envs` transitions over the oldest ones; without `truncated`, none was cut.
+
+        Rows that are not `valid` hold no transition; the next one of their environment begins an episode.
+        """
         if truncated is None:
             truncated = np.zeros_like(terminated)
         start = self.added % self.capacity
@@ -117,15 +133,20 @@ class ReplayBuffer:
             columns["observations"][rows] = observations
             columns["next_observations"][rows] = next_observations
         else:
-            self._history.add(self.added, observations, next_observations, terminated, truncated)
+            over = terminated if valid is None else terminated | ~valid
+            self._history.add(self.added, observations, next_observations, over, truncated)
         columns["actions"][rows] = actions
         columns["rewards"][rows] = rewards
         columns["terminated"][rows] = terminated
         if "ended" in columns:
             columns["ended"][rows] = terminated | truncated
+        if valid is not None:
+            columns["valid"][rows] = valid
         self.added += self.num_envs
         if self._priorities is not None:
             self._priorities.add(np.arange(start, start + self.num_envs))
+            if valid is not None and not valid.all():
+                self._priorities.remove(start + np.flatnonzero(~valid))
             if self._oldest < self._first:
                 self._priorities.remove(np.arange(self._oldest, self._first) % self.capacity)
 
@@ -196,9 +217,10 @@ class ReplayBuffer:
         """
         weights = None
         if self._priorities is None:
-            rows = self._sampler.integers(0, len(self), size=batch_size)
-            if self._history is not None:
-                rows = (rows + self._first) % self.capacity
+            rows = self._drawn_rows(batch_size)
+            if self._masked:
+                while len(again := np.flatnonzero(~self._columns["valid"][rows])):
+                    rows[again] = self._drawn_rows(len(again))
         else:
             rows, weights = self._priorities.draw(self._sampler.random(batch_size), len(self), weight_exponent)
             self._drawn = rows
@@ -211,6 +233,10 @@ class ReplayBuffer:
         if scale_rewards is not None and self.n_step == 1:
             batch["rewards"] = scale_rewards(batch["rewards"])
         return Transitions(**{name: to_device(values, self.device) for name, values in batch.items()})
+
+    def _drawn_rows(self, count: int) -> NDArray[np.int64]:
+        rows = self._sampler.integers(0, len(self), size=count)
+        return rows if self._history is None else (rows + self._first) % self.capacity
 
     def _transitions(self, rows: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
         packed = self._table.take(rows, axis=0)

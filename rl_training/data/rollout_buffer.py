@@ -22,6 +22,8 @@ class RolloutBatch(NamedTuple):
     values: Tensor
     advantages: Tensor
     returns: Tensor
+    valid: Tensor | None = None
+    """Which rows are transitions; None says all."""
 
 
 def generalized_advantages(
@@ -61,8 +63,9 @@ class RolloutBuffer:
         *,
         seed: int,
         device: torch.device | None = None,
+        masked: bool = False,
     ) -> None:
-        """Allocate."""
+        """Allocate; `masked` if some rows may be no transitions."""
         self.num_steps, self.num_envs = num_steps, num_envs
         self._observation = observation
         self.device = device or torch.device("cpu")
@@ -76,11 +79,13 @@ class RolloutBuffer:
         self.logprobs = torch.zeros(steps)
         self.advantages = torch.zeros(steps)
         self.returns = torch.zeros(steps)
+        self.valid = torch.ones(steps, dtype=torch.bool) if masked else None
         # True last observations of truncated episodes, by (step, env): rare, so kept apart instead of in every row.
         self.final_observations: dict[tuple[int, int], NDArray[Any]] = {}
         self.position = 0
         self._shuffle = torch.Generator().manual_seed(seed)
-        self._rows = {name: getattr(self, name).numpy() for name in _COLLECTED}
+        self._collected = (*_COLLECTED, "valid") if masked else _COLLECTED
+        self._rows = {name: getattr(self, name).numpy() for name in self._collected}
 
     @property
     def full(self) -> bool:
@@ -100,6 +105,7 @@ class RolloutBuffer:
         terminated: NDArray[np.bool_],
         truncated: NDArray[np.bool_],
         next_observations: NDArray[Any],
+        valid: NDArray[np.bool_] | None = None,
     ) -> None:
         """Store one vector step; `next_observations` holds the true last observation where an episode ended."""
         t, rows = self.position, self._rows
@@ -107,6 +113,8 @@ class RolloutBuffer:
         rows["actions"][t] = actions
         rows["rewards"][t] = rewards
         rows["dones"][t] = terminated | truncated
+        if valid is not None:
+            rows["valid"][t] = valid
         if truncated.any():
             for env in np.flatnonzero(truncated & ~terminated):
                 self.final_observations[t, int(env)] = next_observations[env]
@@ -133,6 +141,8 @@ class RolloutBuffer:
     ) -> None:
         """Fill `advantages` and `returns` from `rewards`, `values` and the values after the rollout.
 
+        A row that is no transition follows the end of an episode, so nothing is carried across it; what is computed
+        for the row itself means nothing.
         `last_values` [N] belong to the observations that follow the last step; `truncated_values` [K] to
         `truncated_observations()`. Without the latter, a truncated episode counts as if its end were worth nothing.
         """
@@ -144,14 +154,18 @@ class RolloutBuffer:
         self.advantages = generalized_advantages(self.rewards, self.values, next_values, self.dones, gamma, gae_lambda)
         self.returns = self.advantages + self.values
 
+    def valued(self) -> tuple[Tensor, Tensor]:
+        """Return the values and returns of all transitions."""
+        return (
+            (self.values, self.returns) if self.valid is None else (self.values[self.valid], self.returns[self.valid])
+        )
+
     def iter_minibatches(self, minibatch_size: int) -> Iterator[RolloutBatch]:
         """Yield every transition exactly once, in random order over the flattened step and env dimensions."""
-        flat = RolloutBatch(
-            *(
-                to_device(tensor.flatten(0, 1), self.device)
-                for tensor in (self.obs, self.actions, self.logprobs, self.values, self.advantages, self.returns)
-            )
-        )
+        columns = [self.obs, self.actions, self.logprobs, self.values, self.advantages, self.returns]
+        if self.valid is not None:
+            columns.append(self.valid)
+        flat = [to_device(tensor.flatten(0, 1), self.device) for tensor in columns]
         order = torch.randperm(self.num_steps * self.num_envs, generator=self._shuffle)
         order = to_device(order, self.device)
         # Shuffle the whole rollout once; minibatches are then slices of it and cost nothing to make.
@@ -163,7 +177,7 @@ class RolloutBuffer:
         """Return the steps collected so far and the shuffling generator."""
         return {
             "position": self.position,
-            "collected": {name: getattr(self, name)[: self.position].clone() for name in _COLLECTED},
+            "collected": {name: getattr(self, name)[: self.position].clone() for name in self._collected},
             "final_observations": [
                 [step, env, observation.copy()] for (step, env), observation in self.final_observations.items()
             ],
@@ -174,7 +188,7 @@ class RolloutBuffer:
         """Take back what `state_dict` gave."""
         self.reset()
         self.position = state["position"]
-        for name in _COLLECTED:
+        for name in self._collected:
             getattr(self, name)[: self.position] = state["collected"][name]
         self.final_observations = {(step, env): observation for step, env, observation in state["final_observations"]}
         self._shuffle.set_state(state["shuffle"])

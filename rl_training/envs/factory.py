@@ -7,11 +7,12 @@ from typing import Any
 
 import gymnasium as gym
 
-from rl_training.config import EnvConfig, TrainConfig
+from rl_training.config import EnvConfig, TrainConfig, Vectorization
 from rl_training.config.conversion import plain
 from rl_training.envs.flattening import describe_spaces, flat_env
 from rl_training.envs.snapshots import EpisodeRecorder
 from rl_training.envs.sync_vector_env import SameStepVectorEnv
+from rl_training.envs.vector_env import VectorEnvs
 from rl_training.envs.wrappers import named_wrappers, wrapped_env
 from rl_training.errors import UserError, did_you_mean
 from rl_training.seeding import derive_seed
@@ -20,22 +21,36 @@ from rl_training.spaces import ActionSpec, ObservationSpec
 GymEnv = gym.Env[Any, Any]
 
 
-def make_env(config: TrainConfig, env_index: int, *, evaluation: bool = False) -> GymEnv:
+def make_env(config: TrainConfig, env_index: int, *, evaluation: bool = False) -> EpisodeRecorder[Any, Any]:
     """Make one environment that keeps episode statistics and can be snapshotted; its index seeds its action space."""
     flat = flat_env(_make_wrapped(config.env, evaluation=evaluation), config.env.id, config.env.frame_stack)
-    env: GymEnv = EpisodeRecorder(flat, f"{config.env.id} (environment {env_index})")
+    env: EpisodeRecorder[Any, Any] = EpisodeRecorder(flat, f"{config.env.id} (environment {env_index})")
     env.action_space.seed(env_seed(config, env_index))
     return env
 
 
-def make_vector_env(config: TrainConfig) -> SameStepVectorEnv:
-    """Make `num_envs` environments that step one after the other and reset in the step that ends an episode.
+def make_vector_env(config: TrainConfig) -> VectorEnvs:
+    """Make `num_envs` environments that step together, in the way that `env.vectorization` names."""
+    how = config.env.vectorization
+    if how is Vectorization["async"]:
+        from rl_training.envs.async_vector_env import AsyncVectorEnv
 
-    SAME_STEP is pinned: Gymnasium's default, NEXT_STEP, ignores the action after each episode and returns a transition
-    that never happened.
-    """
+        return AsyncVectorEnv(config, *probe_spaces(config.env))
+    if how is Vectorization.vector:
+        from rl_training.envs.late_reset_envs import GymnasiumVectorEnvs
+
+        probe_spaces(config.env)  # which also says what is wrong with the id
+        return GymnasiumVectorEnvs(config.env)
     makers = [functools.partial(make_env, config, index) for index in range(config.env.num_envs)]
     return SameStepVectorEnv(makers)
+
+
+def check_vectorization(config: EnvConfig) -> None:
+    """Refuse a way to step that this environment does not have."""
+    if config.vectorization is Vectorization.vector:
+        from rl_training.envs.late_reset_envs import check_vectorised
+
+        check_vectorised(config)
 
 
 def env_seed(config: TrainConfig, env_index: int) -> int:

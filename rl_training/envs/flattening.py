@@ -80,6 +80,41 @@ def flat_env(env: gym.Env[Any, Any], env_id: str, frame_stack: int = 1) -> gym.E
     return env
 
 
+def observation_rows(space: gym.Space[Any], env_id: str, num_envs: int) -> Callable[[Any], Row]:
+    """Return what turns a batch of observations, all at once, into new rows as `FlatObservations` lays them out."""
+    if not isinstance(space, spaces.Box):
+        raise UserError(
+            f"{env_id} has observations {_one_line(space)}; environments that step all at once need one Box. "
+            "Use env.vectorization=sync."
+        )
+    (leaf,) = _leaves(space, env_id)
+    shape, dtype = (num_envs, *space.shape), np.uint8 if leaf.image else np.float32
+    channels_last = leaf.image is not None and len(space.shape) == 3 and leaf.image[1:] == space.shape[:2]
+
+    def rows(batch: Any) -> Row:
+        found = np.asarray(batch)
+        if found.shape != shape:
+            raise ValueError(f"observations of shape {found.shape} instead of {shape}")
+        return (found.transpose(0, 3, 1, 2) if channels_last else found).astype(dtype, order="C").reshape(num_envs, -1)
+
+    return rows
+
+
+def action_batches(space: gym.Space[Any], num_envs: int) -> Callable[[Row], Row]:
+    """Return what turns the actions of all environments into the shape and type that they take all at once."""
+    if isinstance(space, spaces.Discrete):
+        return lambda actions: actions
+    assert space.shape is not None
+    shape, dtype = (num_envs, *space.shape), space.dtype
+    start = space.start if isinstance(space, spaces.MultiDiscrete) else None
+
+    def batch(actions: Row) -> Row:
+        shaped = actions.reshape(shape).astype(dtype, copy=False)
+        return shaped if start is None else shaped + start
+
+    return batch
+
+
 class FlatObservations(gym.ObservationWrapper[Row, Any, Any]):
     """Writes each observation into one row, laid out as `ObservationSpec` says."""
 

@@ -55,9 +55,20 @@ class Normalizer:
         self._discounted_returns = np.zeros(config.num_envs)
 
     def update(
-        self, observations: NDArray[np.float32], rewards: NDArray[np.float32] | None = None, *ended: Any
+        self,
+        observations: NDArray[np.float32],
+        rewards: NDArray[np.float32] | None = None,
+        *ended: NDArray[np.bool_],
+        valid: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Take in the raw observations [N, D] of a vector step and, except at the first reset, its rewards and ends."""
+        """Take in the raw observations [N, D] of a vector step and, except at the first reset, its rewards and ends.
+
+        With late resets (see `EnvStep.valid`) an observation counts if an action will follow it, a reward if it belongs
+        to a transition: the same ones as where environments reset at once.
+        """
+        if valid is not None:
+            self._update_masked(observations, rewards, np.logical_or(*ended), valid)
+            return
         if self.config.normalize_observation:
             self._observations.update(observations.astype(np.float64))
         if self.config.normalize_reward and rewards is not None:
@@ -65,6 +76,22 @@ class Normalizer:
             self._returns.update(self._discounted_returns)
             for environments in ended:
                 self._discounted_returns[environments] = 0.0
+
+    def _update_masked(
+        self,
+        observations: NDArray[np.float32],
+        rewards: NDArray[np.float32] | None,
+        ended: NDArray[np.bool_],
+        valid: NDArray[np.bool_],
+    ) -> None:
+        if self.config.normalize_observation and not ended.all():
+            self._observations.update(observations[~ended].astype(np.float64))
+        if self.config.normalize_reward and rewards is not None:
+            # Where the step is no transition, the discounted return is 0: it was set so when the episode ended.
+            self._discounted_returns = np.where(valid, self._discounted_returns * self._gamma + rewards, 0.0)
+            if valid.any():
+                self._returns.update(self._discounted_returns[valid])
+            self._discounted_returns[ended] = 0.0
 
     def observations(self, raw: NDArray[Any]) -> NDArray[Any]:
         """Scale and clip observations."""

@@ -45,7 +45,7 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
 
     def __init__(self, env: gym.Env[ObsType, ActType], name: str) -> None:
         super().__init__(env)
-        self._name = name
+        self.name = name
         self._learning_reward = innermost_learning_reward(env)
         self._episode = EpisodeRecord(None, None)
         self._previous_episode = self._episode
@@ -87,8 +87,13 @@ class EpisodeRecorder(gym.Wrapper[ObsType, ActType, ObsType, ActType]):
             observation = copy.copy(observation)
         return observation, reward, terminated, truncated, info
 
+    @property
+    def generator_before_reset(self) -> dict[str, Any] | None:
+        """The generator from which the current episode began, if not from a seed."""
+        return self._episode.generator_before_reset
+
     def _failure(self, call: str, error: Exception) -> EnvironmentFailure:
-        return EnvironmentFailure(f"{self._name} failed in {call}: {type(error).__name__}: {error}")
+        return EnvironmentFailure(f"{self.name} failed in {call}: {type(error).__name__}: {error}")
 
     def _generator_state(self) -> dict[str, Any]:
         return dict(self.env.unwrapped.np_random.bit_generator.state)

@@ -9,12 +9,8 @@ from numpy.typing import NDArray
 
 from rl_training.config import TrainConfig
 from rl_training.envs.factory import env_seed, make_vector_env, probe_spaces
-from rl_training.envs.snapshots import RestoreError
-from rl_training.envs.sync_vector_env import Ending
-from rl_training.errors import EnvironmentFailure
 from rl_training.numerics import require_finite
 from rl_training.seeding import derive_seed
-from rl_training.spaces import DiscreteActions
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +32,13 @@ class EnvStep:
     rewards: NDArray[np.float32]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
+    valid: NDArray[np.bool_] | None = None
+    """Which rows are transitions; None says all.
+
+    Environments with late resets always say it. There, `observations` where an episode ended are its last ones, which
+    the policy looks at in vain: the next step ignores its action, leads to the first observation of the new episode,
+    and is not valid.
+    """
     episodes: Sequence[Episode] = ()
 
 
@@ -46,11 +49,12 @@ class TrainingEnvs:
         self._envs = make_vector_env(config)
         self.num_envs = config.env.num_envs
         self.observation_spec, self.action_spec = probe_spaces(config.env)
+        self.late_resets = self._envs.late_resets
+        """Whether some rows of a step may be no transitions; see `EnvStep.valid`."""
         self._config = config
         shape = (self.num_envs, self.observation_spec.row_size)
         self.observations: NDArray[Any] = np.zeros(shape, self.observation_spec.dtype)
         """What the policy sees next."""
-        self._discrete = isinstance(self.action_spec, DiscreteActions)
         self.vector_steps = 0
         self.restarted: list[int] = []
         """The environments that the last `load_state_dict` could not rebuild."""
@@ -60,49 +64,25 @@ class TrainingEnvs:
 
     def reset(self) -> NDArray[Any]:
         """Start an episode in every environment, each with its own seed."""
-        observations, _ = self._envs.reset(seed=[env_seed(self._config, index) for index in range(self.num_envs)])
-        self.observations = observations.astype(self.observations.dtype)
+        self.observations = self._envs.reset([env_seed(self._config, index) for index in range(self.num_envs)])
         require_finite("first observation", self.observations[None], -1, self.num_envs)
         return self.observations
 
     def step(self, actions: NDArray[Any]) -> EnvStep:
-        """Step every environment; those that end their episode start a new one at once."""
-        try:
-            # Gymnasium checks each discrete action; Python integers pass in a quarter of the time of numpy's.
-            observations, rewards, terminated, truncated, infos = self._envs.step(
-                actions.tolist() if self._discrete else actions
-            )
-            step = EnvStep(observations, observations, rewards, terminated, truncated)
-            if infos:
-                self._read_episode_ends(step, infos["endings"])
-        except (ValueError, TypeError, IndexError) as error:
-            raise self._bad_observation(error) from error
+        """Step every environment; those that end their episode start a new one."""
+        observations, rewards, terminated, truncated, endings, valid = self._envs.step(actions)
+        step = EnvStep(observations, observations, rewards, terminated, truncated, valid)
+        if endings is not None:
+            if not self.late_resets:
+                step.next_observations = observations.copy()
+                step.next_observations[endings.indices] = endings.observations
+            step.episodes = list(map(Episode, endings.returns, endings.lengths))
         if self._normalizing:  # a bad number would poison the statistics; else trainers look once per collect phase
             require_finite("observation", step.next_observations[None], self.vector_steps, self.num_envs)
             require_finite("reward", step.rewards[None], self.vector_steps, self.num_envs)
         self.observations = observations
         self.vector_steps += 1
         return step
-
-    def _bad_observation(self, error: Exception) -> EnvironmentFailure:
-        """Name the environment whose observation does not fit its space, now that stacking them has failed."""
-        space = self._envs.single_observation_space
-        for index, observation in enumerate(map(np.asarray, self._envs._env_obs)):
-            if observation.shape != space.shape or not np.can_cast(
-                observation.dtype, space.dtype or float, "same_kind"
-            ):
-                found = f"an observation of shape {observation.shape} and dtype {observation.dtype}"
-                return EnvironmentFailure(
-                    f"{self._config.env.id} (environment {index}) returned {found} instead of {space}"
-                )
-        return EnvironmentFailure(f"{self._config.env.id} returned a step that cannot be used: {error}")
-
-    def _read_episode_ends(self, step: EnvStep, endings: Sequence[Ending]) -> None:
-        step.next_observations = step.observations.copy()
-        for ending in endings:
-            step.next_observations[ending.index] = ending.observation
-        statistics = [ending.info["episode"] for ending in endings]
-        step.episodes = [Episode(float(episode["r"]), int(episode["l"])) for episode in statistics]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the current observations and how each environment came to its own.
@@ -112,23 +92,20 @@ class TrainingEnvs:
         return {
             "vector_steps": self.vector_steps,
             "observations": self.observations.copy(),
-            "environments": list(self._envs.call("snapshot", self.vector_steps)),
+            "environments": self._envs.snapshots(self.vector_steps),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Bring every environment back to where it was; one that cannot be rebuilt starts a new episode instead."""
         self.vector_steps = state["vector_steps"]
         self.observations = state["observations"].copy()
-        for index, (env, snapshot) in enumerate(zip(self._envs.envs, state["environments"], strict=True)):
-            try:
-                observation = env.get_wrapper_attr("restore")(snapshot)
-                if not np.array_equal(np.asarray(observation, self.observations.dtype), self.observations[index]):
-                    raise RestoreError("its replayed episode led to another observation")
-            except (RestoreError, EnvironmentFailure) as error:
-                self.restarted.append(index)
-                self.inexact_reason = f"environment {index} started a new episode, because {error}"
-                seed = derive_seed(self._config.seed, f"env resumed at {self.vector_steps}", index)
-                self.observations[index] = env.get_wrapper_attr("restart")(seed, self.vector_steps)
+        purpose = f"env resumed at {self.vector_steps}"
+        seeds = [derive_seed(self._config.seed, purpose, index) for index in range(self.num_envs)]
+        restarted = self._envs.restore(state["environments"], self.observations, seeds, self.vector_steps)
+        for index, (reason, observation) in restarted.items():
+            self.restarted.append(index)
+            self.observations[index] = observation
+            self.inexact_reason = f"environment {index} started a new episode, because {reason}"
 
     def close(self) -> None:
         """Release the environments."""

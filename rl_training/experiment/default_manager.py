@@ -53,9 +53,10 @@ def check_experiment(config: TrainConfig) -> None:
     if not isinstance(config.algo, spec.config_class):
         raise ConfigError(f"algo.name={config.algo.name} does not match the other algo settings; use algo=<name>.")
 
-    from rl_training.envs.factory import probe_spaces
+    from rl_training.envs.factory import check_vectorization, probe_spaces
 
     observation, actions = probe_spaces(config.env)
+    check_vectorization(config.env)
     registry.check_actions(spec, actions, config.env.id)
     if getattr(config.algo, "state_dependent_noise", False) and not isinstance(actions, ContinuousActions):
         raise ConfigError(

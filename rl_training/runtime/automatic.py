@@ -1,7 +1,7 @@
-"""What `auto` means for `device.threads` and `device.compile`.
+"""What `auto` means for `device.threads`, `device.compile` and `env.vectorization`.
 
-Both change the bits of a run, so both follow from the config and the machine's equipment, never from a timing, and the
-run records what was chosen: a resumed run does not choose again.
+All change the bits of a run, or may, so all follow from the config and the machine's equipment, never from a timing,
+and the run records what was chosen: a resumed run does not choose again.
 """
 
 import dataclasses
@@ -11,7 +11,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING
 
-from rl_training.config import TrainConfig
+from rl_training.config import TrainConfig, Vectorization
+from rl_training.runtime.system import usable_cores
 
 if TYPE_CHECKING:
     import torch
@@ -24,9 +25,20 @@ log = logging.getLogger(__name__)
 
 
 def settled(config: TrainConfig, device: "torch.device") -> TrainConfig:
-    """Return the config with every `auto` of its device section replaced by what it means here."""
+    """Return the config with every `auto` replaced by what it means here."""
     settings = dataclasses.replace(config.device, threads=thread_count(config), compile=compiles(config, device))
-    return dataclasses.replace(config, device=settings)
+    env = dataclasses.replace(config.env, vectorization=vectorization(config))
+    return dataclasses.replace(config, device=settings, env=env)
+
+
+def vectorization(config: TrainConfig) -> Vectorization:
+    """Return how environments step: one after the other, unless the config says otherwise.
+
+    Whether processes pay depends on how long the simulator takes, which only a timing could tell; and the environments
+    that step all at once draw other random numbers, so that they must be asked for.
+    """
+    asked = config.env.vectorization
+    return Vectorization.sync if asked is Vectorization.auto else asked
 
 
 def thread_count(config: TrainConfig) -> int:
@@ -68,4 +80,4 @@ def cpp_compiler() -> str | None:
 
 
 def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return usable_cores()

@@ -61,6 +61,7 @@ def train_dqn(
         envs.action_spec,
         seed=derive_seed(config.seed, "replay sampling"),
         device=device,
+        masked=envs.late_resets,
         n_step=algo.n_step,
         gamma=algo.gamma,
         priority_exponent=algo.priority_exponent if algo.prioritized else None,
@@ -87,10 +88,18 @@ def train_dqn(
 
             # Step
             step = envs.step(agent.env_actions(actions))
-            normalizer.update(step.observations, step.rewards, step.terminated, step.truncated)
+            normalizer.update(step.observations, step.rewards, step.terminated, step.truncated, valid=step.valid)
 
             # Store
-            replay.add(observations, actions, step.rewards, step.next_observations, step.terminated, step.truncated)
+            replay.add(
+                observations,
+                actions,
+                step.rewards,
+                step.next_observations,
+                step.terminated,
+                step.truncated,
+                step.valid,
+            )
             observations = step.observations
             before = session.global_step
             session.record_step(step)

@@ -60,6 +60,7 @@ def train_ppo(
         envs.action_spec,
         seed=derive_seed(config.seed, "minibatches"),
         device=device,
+        masked=envs.late_resets,
     )
     run = create_training_run(config, run_dir, checkpoint)
 
@@ -78,7 +79,7 @@ def train_ppo(
 
                 # Step
                 step = envs.step(agent.env_actions(actions))
-                normalizer.update(step.observations, step.rewards, step.terminated, step.truncated)
+                normalizer.update(step.observations, step.rewards, step.terminated, step.truncated, valid=step.valid)
 
                 # Store
                 rollout.add(
@@ -88,6 +89,7 @@ def train_ppo(
                     step.terminated,
                     step.truncated,
                     normalizer.observations(step.next_observations),
+                    step.valid,
                 )
                 observations = normalizer.observations(step.observations)
                 session.record_step(step)
@@ -138,7 +140,7 @@ def update_epochs(
     log_probs = agent.log_probs(rollout.obs.flatten(0, 1), rollout.actions.flatten(0, 1))
     rollout.logprobs = log_probs.view_as(rollout.logprobs)
     estimate_advantages(agent, rollout, next_observations)
-    variance_explained = explained_variance(rollout.values, rollout.returns)
+    variance_explained = explained_variance(*rollout.valued())
     metrics = []
     for number in range(algo.num_epochs):
         if number and algo.recompute_advantages:

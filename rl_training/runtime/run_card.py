@@ -35,6 +35,7 @@ def new_run_card(run_dir: Path, config: TrainConfig, device: torch.device) -> No
         "tags": list(config.tags),
         "device": str(device),
         "threads": config.device.threads,
+        "vectorization": config.env.vectorization.name,
         "git": _git_state(),
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -59,6 +59,7 @@ def train_sac(
         envs.action_spec,
         seed=derive_seed(config.seed, "replay sampling"),
         device=device,
+        masked=envs.late_resets,
     )
     run = create_training_run(config, run_dir, checkpoint)
 
@@ -80,10 +81,18 @@ def train_sac(
 
             # Step
             step = envs.step(agent.env_actions(actions))
-            normalizer.update(step.observations, step.rewards, step.terminated, step.truncated)
+            normalizer.update(step.observations, step.rewards, step.terminated, step.truncated, valid=step.valid)
 
             # Store
-            replay.add(observations, actions, step.rewards, step.next_observations, step.terminated, step.truncated)
+            replay.add(
+                observations,
+                actions,
+                step.rewards,
+                step.next_observations,
+                step.terminated,
+                step.truncated,
+                step.valid,
+            )
             observations = step.observations
             before = session.global_step
             session.record_step(step)

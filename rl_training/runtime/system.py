@@ -26,8 +26,17 @@ def launcher() -> str:
 
 def pin_threads(threads: int) -> None:
     """Limit the math libraries' threads; they read this once, so call it before numpy and torch are imported."""
-    for variable in _THREAD_VARIABLES:
-        os.environ[variable] = str(threads)
+    os.environ.update(thread_variables(threads))
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Return the environment variables that limit the math libraries' threads."""
+    return dict.fromkeys(_THREAD_VARIABLES, str(threads))
+
+
+def usable_cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def keep_freed_memory() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rl_training.config import TrainConfig
+from rl_training.config import EnvConfig, TrainConfig, Vectorization
 from rl_training.config.conversion import load_yaml, typed_config
 from rl_training.envs.factory import probe_spaces
 from rl_training.envs.normalization import Normalizer
@@ -35,6 +35,8 @@ RESUMABLE_CHANGES = (
     *("total_timesteps", "stop_at_step", "logging", "eval", "checkpoint", "device", "tags"),
     *("resume_strict", "resume"),
 )
+# Environments in turn and in processes give the same bits and the same snapshots.
+SAME_BITS = ("sync", "async")
 
 
 # Training chooses its best checkpoint by the episodes from eval.seed on; an honest evaluation plays others.
@@ -150,7 +152,14 @@ def resume_training(
 def _without_choosing_again(saved: TrainConfig, config: TrainConfig) -> TrainConfig:
     """Take what `auto` meant when the run began: a longer budget may mean something else, with other bits."""
     chosen = {key: getattr(saved.device, key) for key in ("threads", "compile") if getattr(config.device, key) == AUTO}
-    return dataclasses.replace(config, device=dataclasses.replace(config.device, **chosen))
+    device = dataclasses.replace(config.device, **chosen)
+    return dataclasses.replace(config, device=device, env=_env_without_choosing_again(saved, config))
+
+
+def _env_without_choosing_again(saved: TrainConfig, config: TrainConfig) -> EnvConfig:
+    if config.env.vectorization is not Vectorization.auto:
+        return config.env
+    return dataclasses.replace(config.env, vectorization=saved.env.vectorization)
 
 
 def checkpoint_to_continue(path: Path, config: TrainConfig, *, warn: bool = True) -> Path:
@@ -177,12 +186,20 @@ def finished_step(path: Path, checkpoint: Path, config: TrainConfig) -> int | No
     return int(card["global_step"]) if at_the_end and not more else None
 
 
+def _same_environments(key: str, before: Any, after: Any) -> bool:
+    """Whether a change of an env setting leaves the environments what they are."""
+    if key == "env.vectorization":
+        return {before, after} <= {"auto", *SAME_BITS}
+    return key in ("env.workers", "env.worker_timeout")
+
+
 def check_resumable(saved: TrainConfig, config: TrainConfig) -> None:
     """Refuse changes that would make the resumed run another run."""
+    config = dataclasses.replace(config, env=_env_without_choosing_again(saved, config))
     differences = [
         f"{key}: {before} -> {after}"
         for key, before, after in _differences(serialize_train_config(saved), serialize_train_config(config))
-        if key.split(".")[0] not in RESUMABLE_CHANGES
+        if key.split(".")[0] not in RESUMABLE_CHANGES and not _same_environments(key, before, after)
     ]
     if differences:
         raise ConfigError(
