@@ -302,6 +302,7 @@ def test_a_save_killed_at_every_write_sync_and_rename_leaves_a_checkpoint_that_l
         import numpy as np, torch
         from rl_training.runtime import checkpointing, system
         from rl_training.data.replay_buffer import ReplayBuffer
+        from rl_training.spaces import DiscreteActions, ObservationSpec
         from rl_training.runtime.replay_journal import ReplayJournal
 
         root, reached = Path(sys.argv[1]), 0
@@ -333,7 +334,7 @@ def test_a_save_killed_at_every_write_sync_and_rename_leaves_a_checkpoint_that_l
             run_dir.mkdir()
             child = os.fork()
             if child == 0:
-                replay = ReplayBuffer(4, 1, ObservationSpec(2), CHOICE, seed=0)
+                replay = ReplayBuffer(4, 1, ObservationSpec(2), DiscreteActions(2), seed=0)
                 journal = ReplayJournal(replay, run_dir)
                 save(run_dir, replay, journal, 1)
                 for owner, name in ((os, "fsync"), (Path, "write_text"), (Path, "rename"), (Path, "mkdir"),
