@@ -118,6 +118,14 @@ def test_auto_does_not_compile_on_a_gpu(algo, compiler):
     assert compiles(config_of(algo, total_timesteps=10_000_000), CUDA) is False
 
 
+def test_auto_does_not_compile_for_images(compiler):
+    long_run = config_of("dqn", total_timesteps=10_000_000)
+    images = dataclasses.replace(long_run, env=EnvConfig(id="toy/Motion-v0"))
+    assert (compiles(long_run, CPU), compiles(images, CPU)) == (True, False)
+    asked = dataclasses.replace(images, device=dataclasses.replace(images.device, compile=True))
+    assert compiles(asked, CPU) is True
+
+
 @pytest.mark.parametrize("algo", ALGOS)
 def test_true_and_false_win_over_the_length_of_the_run(algo, compiler):
     assert compiles(config_of(algo, total_timesteps=100, compile=True), CPU) is True

@@ -466,8 +466,9 @@ def test_an_environment_that_breaks_in_an_evaluation_loses_no_row(tmp_path):
     """The checkpoint before it stands, and the resumed run evaluates where it would have."""
     mended = tmp_path / "mended"
     faulty_envs.MADE.clear()
-    # Environments of the process: 0 to 2 train, 3 is the first evaluation's, 4 the second's, which breaks.
-    env_kwargs = {"fault": "raise in step", "at": 5, "env": 4, "mended": str(mended)}
+    # Environments of the process: 0 to 2 train, 3 tells the spaces, 4 is the first evaluation's, 5 the second's, which
+    # breaks.
+    env_kwargs = {"fault": "raise in step", "at": 5, "env": 5, "mended": str(mended)}
     config = tiny_run_config(
         "dqn",
         env=EnvConfig(id="faulty/Walk-v0", num_envs=3, env_kwargs=env_kwargs),
