@@ -8,6 +8,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import Failing
 
+from rl_training.api.algorithms import make_config
 from rl_training.config import EnvConfig
 from rl_training.envs import snapshots
 from rl_training.envs.factory import make_env, make_vector_env, probe_spaces
@@ -475,3 +476,25 @@ def test_the_lean_vector_environment_returns_what_gymnasium_returns(tiny_config,
         assert endings.returns == pytest.approx(statistics["r"][mask].tolist(), rel=1e-12)
         assert endings.lengths == statistics["l"][mask].tolist()
     assert ends >= 2
+
+
+# The shipped groups
+
+
+@pytest.mark.parametrize(
+    ("group", "observation", "actions"),
+    [
+        ("lunarlander_continuous", 8, 2),
+        ("bipedalwalker", 24, 4),
+        ("walker2d", 17, 6),
+        ("ant", 105, 8),
+        ("swimmer", 8, 2),
+        ("reacher", 10, 2),
+        ("inverted_double_pendulum", 9, 1),
+        ("humanoid", 348, 17),
+    ],
+)
+def test_a_continuous_group_makes_its_environment(group, observation, actions):
+    pytest.importorskip("Box2D" if group in ("lunarlander_continuous", "bipedalwalker") else "mujoco")
+    seen, taken = probe_spaces(make_config("ppo", group).env)
+    assert (seen.size, taken.size) == (observation, actions)
