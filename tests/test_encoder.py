@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from cli_helpers import differences
-from test_compilation import AGENTS, CONTINUOUS, DISCRETE, distance, needs_compiler, tensors_of, update
+from compilation_helpers import AGENTS, CONTINUOUS, DISCRETE, distance, needs_compiler, tensors_of, update
 
 from rl_training.config import AlgoConfig, Cnn, DQNConfig, PPOConfig, SACConfig
 from rl_training.data.replay_buffer import Transitions

