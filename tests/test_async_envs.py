@@ -1,6 +1,7 @@
 """Environments in worker processes: the same bits as in one process, and what happens when a process dies."""
 
 import copy
+import gc
 import os
 import signal
 import subprocess
@@ -234,6 +235,7 @@ def open_files() -> int:
 
 @ON_LINUX
 def test_closing_ends_every_worker_and_may_be_repeated(training_envs):
+    gc.collect()
     files = open_files()
     envs = training_envs("CartPole-v1", "async", workers=3)
     pids = worker_pids(envs)

@@ -36,7 +36,7 @@ class EnvConfig:
         "by EnvPool; auto is sync.",
     )
     workers: int | None = option(
-        None, "Worker processes of async; null is one for each core, at most num_envs.", at_least=1
+        None, "Worker processes of async, threads of envpool; null is one for each core, at most num_envs.", at_least=1
     )
     worker_timeout: float | None = option(
         120.0, "Seconds after which a silent worker counts as hanging; null waits forever.", above=0

@@ -8,9 +8,11 @@ What a worker's environments did is also recorded here: when one dies, the run i
 """
 
 import contextlib
+import functools
 import itertools
 import multiprocessing
 import os
+import pickle
 import select
 import signal
 import subprocess
@@ -64,8 +66,7 @@ class AsyncVectorEnv:
             np.dtype(action_dtype).name,
         )
         file = _memory_file(layout.size)
-        self._memory = mmap(file, layout.size)
-        self._arrays = layout.arrays(self._memory)
+        self._arrays = layout.arrays(mmap(file, layout.size))
         self._record = _Record()
         threads = config.device.threads if isinstance(config.device.threads, int) else 1
         self._workers: list[_Worker] = []
@@ -157,7 +158,7 @@ class AsyncVectorEnv:
         deadline = time.monotonic() + _SECONDS_TO_CLOSE
         for worker in self._workers:
             worker.finish(deadline)
-        self._workers = []
+        self._workers, self._arrays = [], {}
 
     def _ask_all(
         self, command: str, arguments: Sequence[tuple[Any, ...]] | None = None, *, patient: bool = False
@@ -207,7 +208,7 @@ class _Worker:
         """Give a command; that the worker is dead shows when its answer is asked for."""
         if self._death is None:
             with contextlib.suppress(OSError):
-                self._connection.send((command, *arguments))
+                self._connection.send_bytes(pickle.dumps((command, *arguments)) if arguments else _encoded(command))
 
     def answer(self, *, patient: bool = False) -> Any:
         """Wait for the answer to a command; unless patient, no longer than the timeout."""
@@ -219,10 +220,11 @@ class _Worker:
             self._death = f"{self._name} did not answer for {self._timeout:g} seconds (env.worker_timeout)"
             raise WorkerDied(self._death)
         try:
-            answer = self._connection.recv()
+            message = self._connection.recv_bytes()
         except (EOFError, OSError):
             self._death = f"{self._name} died: {_how_it_ended(self._process)}"
             raise WorkerDied(self._death) from None
+        answer = pickle.loads(message) if message else None  # noqa: S301 - from a process that we started
         if isinstance(answer, Failed):
             raise EnvironmentFailure(answer.message) if answer.by_environment else UserError(answer.message)
         return answer
@@ -295,6 +297,11 @@ class _Episode:
     first_step: int
     earlier_steps: int = 0
     earlier_actions: Sequence[Any] = ()
+
+
+@functools.cache
+def _encoded(command: str) -> bytes:
+    return pickle.dumps((command,))
 
 
 def _how_it_ended(process: subprocess.Popen[bytes]) -> str:

@@ -41,6 +41,10 @@ def make_vector_env(config: TrainConfig) -> VectorEnvs:
 
         probe_spaces(config.env)  # which also says what is wrong with the id
         return GymnasiumVectorEnvs(config.env)
+    if how is Vectorization.envpool:
+        from rl_training.envs.envpool_envs import EnvPoolEnvs
+
+        return EnvPoolEnvs(config.env)
     makers = [functools.partial(make_env, config, index) for index in range(config.env.num_envs)]
     return SameStepVectorEnv(makers)
 
@@ -76,6 +80,10 @@ _PROBED: dict[str, tuple[ObservationSpec, ActionSpec]] = {}
 def _make_wrapped(config: EnvConfig, *, evaluation: bool = False) -> GymEnv:
     if not config.id:
         raise UserError("env.id is empty: name a Gymnasium environment, such as env=gym env.id=CartPole-v1.")
+    if config.vectorization is Vectorization.envpool:
+        from rl_training.envs.envpool_envs import SingleEnvPool
+
+        return SingleEnvPool(config)
     if config.import_module is not None:
         _import_registering_module(config)
     wrappers = named_wrappers(config.wrappers)

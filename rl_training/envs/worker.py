@@ -168,7 +168,10 @@ def _answer(connection: Connection, command: Callable[[], Any]) -> None:
         answer = Failed(str(error), isinstance(error, EnvironmentFailure))
     except Exception as error:
         answer = Failed(f"A worker process failed: {type(error).__name__}: {error}", False)
-    connection.send(answer)
+    if answer is None:
+        connection.send_bytes(b"")  # the usual answer to a step, spared the pickling
+    else:
+        connection.send(answer)
 
 
 def _end_with_parent() -> None:

@@ -2,7 +2,7 @@
 
 Glossary, used in code, config and metric keys alike:
 
-env step        one transition of one environment
+env step        one transition of one environment, or one late reset (see `EnvStep.valid`), which is no transition
 global_step     env steps so far, over all environments; every schedule and every cadence counts in it
 vector step     one step of all `num_envs` environments
 rollout         what PPO collects between updates
