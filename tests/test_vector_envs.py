@@ -392,5 +392,8 @@ def test_an_environment_without_a_vectorised_version_is_refused_in_one_line(tmp_
 
 
 def test_stacked_frames_are_refused(training_envs):
+    wrappers = [{"name": "time_limit", "steps": 5}]
+    with pytest.raises(UserError, match=r"env\.wrappers do not go with env\.vectorization=vector"):
+        training_envs("vector", "CartPole-v1", wrappers=wrappers)
     with pytest.raises(UserError, match=r"env\.frame_stack=2 does not go with env\.vectorization=vector"):
         training_envs("vector", "CartPole-v1", frame_stack=2)

@@ -80,6 +80,11 @@ _PROBED: dict[str, tuple[ObservationSpec, ActionSpec]] = {}
 def _make_wrapped(config: EnvConfig, *, evaluation: bool = False) -> GymEnv:
     if not config.id:
         raise UserError("env.id is empty: name a Gymnasium environment, such as env=gym env.id=CartPole-v1.")
+    if config.wrappers and config.vectorization in (Vectorization.vector, Vectorization.envpool):
+        raise UserError(
+            f"env.wrappers do not go with env.vectorization={config.vectorization.name}, which steps all environments "
+            "as one. Use env.vectorization=sync or async."
+        )
     if config.vectorization is Vectorization.envpool:
         from rl_training.envs.envpool_envs import SingleEnvPool
 
