@@ -21,6 +21,7 @@ import numpy as np
 
 from rl_training.api.algorithms import make_config
 from rl_training.config import EnvConfig, PPOConfig
+from rl_training.config.conversion import shipped_env
 from rl_training.envs.training_envs import TrainingEnvs
 from rl_training.errors import UserError
 from rl_training.experiment import registry
@@ -66,12 +67,11 @@ def _environments_table(settings: dict[str, str]) -> None:
 
 
 def _env_config(env_id: str, kind: str, count: int, workers: int | None) -> EnvConfig:
-    settings: dict[str, Any] = {}
-    if env_id.startswith("ALE/") and kind == "envpool":
-        settings["frame_stack"] = 4
-    elif env_id.startswith("ALE/"):
-        settings["import_module"] = "ale_py"
-    return EnvConfig(id=env_id, num_envs=count, vectorization=kind, workers=workers, **settings)  # type: ignore[arg-type]
+    settings: dict[str, Any] = dict(shipped_env(env_id) or {"id": env_id})
+    if kind in ("vector", "envpool") and settings.pop("wrappers", None):
+        # These have the preprocessing and the frame stack of our Atari groups built in.
+        settings["env_kwargs"], settings["frame_stack"] = {}, 4 if kind == "envpool" else 1
+    return EnvConfig(**{**settings, "num_envs": count, "vectorization": kind, "workers": workers})
 
 
 def _speed(env_id: str, kind: str, count: int, settings: dict[str, str]) -> float | None:

@@ -14,7 +14,7 @@ from rl_training.envs.normalization import Normalizer
 from rl_training.envs.training_envs import TrainingEnvs
 from rl_training.runtime.callbacks import Callback
 from rl_training.runtime.replay_journal import ReplayJournal
-from rl_training.runtime.run_utils import create_training_run, prepare_process
+from rl_training.runtime.run_utils import agent_options, create_training_run, prepare_process
 from rl_training.runtime.session import TrainingSession, crossings
 from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import derive_seed
@@ -27,15 +27,7 @@ def build_dqn_agent(
     """Make the agent that this config describes."""
     assert isinstance(config.algo, DQNConfig)
     assert isinstance(actions, DiscreteActions)
-    return DQNAgent(
-        config.algo,
-        observation,
-        actions,
-        num_envs=config.env.num_envs,
-        seed=config.seed,
-        device=device,
-        compile_update=config.device.compile is True,
-    )
+    return DQNAgent(config.algo, observation, actions, **agent_options(config, device))
 
 
 def train_dqn(

@@ -14,7 +14,7 @@ from rl_training.data.rollout_buffer import RolloutBuffer
 from rl_training.envs.normalization import Normalizer
 from rl_training.envs.training_envs import TrainingEnvs
 from rl_training.runtime.callbacks import Callback
-from rl_training.runtime.run_utils import create_training_run, prepare_process
+from rl_training.runtime.run_utils import agent_options, create_training_run, prepare_process
 from rl_training.runtime.session import TrainingSession
 from rl_training.runtime.trainer import TrainResult
 from rl_training.seeding import derive_seed
@@ -26,15 +26,7 @@ def build_ppo_agent(
 ) -> PPOAgent:
     """Make the agent that this config describes."""
     assert isinstance(config.algo, PPOConfig)
-    return PPOAgent(
-        config.algo,
-        observation,
-        actions,
-        num_envs=config.env.num_envs,
-        seed=config.seed,
-        device=device,
-        compile_update=config.device.compile is True,
-    )
+    return PPOAgent(config.algo, observation, actions, **agent_options(config, device))
 
 
 def train_ppo(

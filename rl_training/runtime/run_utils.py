@@ -100,6 +100,16 @@ def limit_threads(threads: int) -> None:
     threadpoolctl.threadpool_limits(limits=threads, user_api="blas")
 
 
+def agent_options(config: TrainConfig, device: torch.device | None) -> dict[str, Any]:
+    """Return what every agent takes besides its own settings and the spaces."""
+    return {
+        "num_envs": config.env.num_envs,
+        "seed": config.seed,
+        "device": device,
+        "compile_update": config.device.compile is True,
+    }
+
+
 def create_training_run(
     config: TrainConfig, run_dir: Path | None = None, checkpoint: Path | None = None
 ) -> TrainingRun:
