@@ -197,8 +197,8 @@ def test_code_compiled_anew_gives_the_same_bits_as_code_from_the_cache(monkeypat
 def test_minibatches_may_begin_anywhere_in_memory():
     # PPO's minibatches are slices of the shuffled rollout; seven rows begin at no multiple of a vector register.
     whole = make_batch(PPO, DISCRETE, rows=ROWS + 7)
-    sliced = RolloutBatch(*(column[7:] for column in whole))
-    copied = RolloutBatch(*(column.clone() for column in sliced))
+    sliced = RolloutBatch(*(column[7:] for column in whole[:6]))
+    copied = RolloutBatch(*(column.clone() for column in sliced[:6]))
     results = []
     for batch in (sliced, copied):
         agent = make_agent(PPO, DISCRETE, compiled=True)

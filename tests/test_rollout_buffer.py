@@ -156,7 +156,8 @@ def test_minibatches_hold_every_transition_exactly_once_with_its_own_fields(acti
     assert [len(batch.returns) for batch in minibatches] == sizes
     assert sorted(torch.cat([batch.returns for batch in minibatches]).tolist()) == list(range(12))
     for batch in minibatches:
-        for field in batch:
+        assert batch.valid is None
+        for field in batch[:6]:
             rows = field.reshape(len(batch.returns), -1).float()
             assert torch.equal(rows, batch.returns.unsqueeze(-1).expand_as(rows))
         assert batch.actions.dtype == (torch.int64 if action_size is None else torch.float32)
@@ -196,7 +197,7 @@ def finished(rollout: RolloutBuffer) -> list[torch.Tensor]:
     for number in range(rollout.position, rollout.num_steps):
         rollout.add(*step_arrays(number))
     rollout.compute_returns_and_advantages(torch.ones(2), 0.9, 0.95, torch.arange(2.0))
-    minibatches = [field for batch in rollout.iter_minibatches(3) for field in batch]
+    minibatches = [field for batch in rollout.iter_minibatches(3) for field in batch[:6]]
     return [*minibatches, rollout.truncated_observations()]
 
 
