@@ -391,6 +391,11 @@ def test_an_environment_without_a_vectorised_version_is_refused_in_one_line(tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_vectorised_version_of_another_task_is_refused(training_envs):
+    with pytest.raises(UserError, match=r"toy/Climb-v0 has other spaces than the environment itself"):
+        training_envs("vector", env_kwargs={"oddity": "other spaces"})
+
+
 def test_stacked_frames_are_refused(training_envs):
     wrappers = [{"name": "time_limit", "steps": 5}]
     with pytest.raises(UserError, match=r"env\.wrappers do not go with env\.vectorization=vector"):

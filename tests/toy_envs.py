@@ -191,7 +191,8 @@ class VectorClimb(gym.vector.VectorEnv):
 
     def __init__(self, num_envs: int = 1, oddity: str = ""):
         self.num_envs = num_envs
-        self.single_observation_space = Box(0.0, np.inf, (2,), np.float32)
+        size = 3 if oddity == "other spaces" else 2
+        self.single_observation_space = Box(0.0, np.inf, (size,), np.float32)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.single_action_space = Discrete(2)
         self.action_space = batch_space(self.single_action_space, num_envs)

@@ -39,8 +39,7 @@ def make_vector_env(config: TrainConfig) -> VectorEnvs:
     if how is Vectorization.vector:
         from rl_training.envs.late_reset_envs import GymnasiumVectorEnvs
 
-        probe_spaces(config.env)  # which also says what is wrong with the id
-        return GymnasiumVectorEnvs(config.env)
+        return GymnasiumVectorEnvs(config.env, *probe_spaces(config.env))
     if how is Vectorization.envpool:
         from rl_training.envs.envpool_envs import EnvPoolEnvs
 

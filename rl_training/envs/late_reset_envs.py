@@ -18,10 +18,11 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from rl_training.config import EnvConfig
-from rl_training.envs.flattening import action_batches, observation_rows
+from rl_training.envs.flattening import action_batches, describe_spaces, observation_rows
 from rl_training.envs.snapshots import RestoreError
 from rl_training.envs.vector_env import Endings, Rows, Snapshots, VectorStep
 from rl_training.errors import EnvironmentFailure, UserError
+from rl_training.spaces import ActionSpec, ObservationSpec
 
 BareStep = tuple[Any, Any, Any, Any]
 
@@ -128,9 +129,16 @@ class LateResetEnvs:
 class GymnasiumVectorEnvs(LateResetEnvs):
     """An environment's own vectorised version, which Gymnasium calls its vector entry point."""
 
-    def __init__(self, config: EnvConfig) -> None:
+    def __init__(self, config: EnvConfig, observation: ObservationSpec, actions: ActionSpec) -> None:
         self._envs = _made(config)
-        super().__init__(config, self._envs.single_observation_space, self._envs.single_action_space)
+        spaces = self._envs.single_observation_space, self._envs.single_action_space
+        if describe_spaces(*spaces, config.id) != (observation, actions):
+            self._envs.close()
+            raise UserError(  # such as that of Atari, which preprocesses frames; evaluation would play another task
+                f"The vectorised version of {config.id} has other spaces than the environment itself. "
+                "Use env.vectorization=sync."
+            )
+        super().__init__(config, *spaces)
 
     def _reset_all(self, seeds: Sequence[int]) -> Any:
         observations, _ = self._envs.reset(seed=seeds[0])  # there is one generator for all
