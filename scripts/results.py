@@ -297,6 +297,7 @@ checkpoint over {EPISODES} deterministic episodes, whose seeds ({FIRST_SEED:,} o
 picked by its result. IQM is the interquartile mean over seeds with its 95 % bootstrap interval. SB3 is
 Stable-Baselines3 with the same settings, steps and seeds, measured the same way (its DQN has no double Q). Published
 values are those of single trained models, from other versions and budgets where noted: not the same measurement.
+Training times are wall-clock times, of a machine that often had other work: docs/performance.md compares speeds.
 
 This file is written by `python scripts/results.py`, which adds what is missing and never measures twice:
 

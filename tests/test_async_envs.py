@@ -108,7 +108,7 @@ def test_an_environment_that_cannot_be_restored_is_named_and_starts_anew(trainin
     restored = training_envs("toy/Counter-v0", "async", num_envs=3, workers=2)
     restored.load_state_dict(copy.deepcopy(original.state_dict()))
     assert restored.restarted == [0, 1, 2]
-    assert restored.inexact_reason.startswith("environment 2 started a new episode, because its replayed episode")
+    assert restored.inexact_reason.startswith("environments 0, 1, 2 started new episodes, because its replayed episode")
 
 
 @pytest.mark.parametrize("algo", ["ppo", "dqn", "sac"])

@@ -35,5 +35,5 @@ def test_every_file_that_the_readme_names_exists():
 
 def test_the_readme_says_what_the_virtual_environment_lacks():
     setup = (Path(__file__).parent.parent / "scripts" / "setup-venv").read_text()
-    assert '--editable "$root[dev,mujoco,box2d,atari]"' in setup
+    assert '--editable "$root[dev,mujoco,box2d,atari,envpool]"' in setup
     assert "come with the extra `bench`, which the `.venv` of `scripts/train` does not contain" in README

@@ -269,3 +269,17 @@ def test_a_bad_last_observation_of_a_truncated_episode_is_refused():
         rollout.add(observations, np.zeros(2), np.zeros(2, np.float32), np.zeros(2, bool), ended, final)
     with pytest.raises(NonFiniteError, match=r"of environment 0 is NaN or infinite at step 4\."):
         rollout.check_finite(since=0)
+
+
+def test_an_environment_that_began_anew_is_cut_after_the_newest_step():
+    # Values 1 everywhere, rewards 0: uncut, the last step of environment 1 would be carried into the next episode.
+    rollout = RolloutBuffer(2, 2, ObservationSpec(1), CHOICE, seed=0)
+    nothing = np.zeros(2, np.bool_)
+    row = np.zeros((2, 1), np.float32)
+    rollout.add(row, np.zeros(2, np.int64), np.zeros(2, np.float32), nothing, nothing, row)
+    rollout.end_episodes([1], np.array([[7.0]], np.float32))
+    rollout.add(row, np.zeros(2, np.int64), np.ones(2, np.float32), nothing, nothing, row)
+    assert rollout.dones.tolist() == [[0, 1], [0, 0]]
+    assert rollout.truncated_observations().tolist() == [[7.0]]
+    rollout.compute_returns_and_advantages(torch.zeros(2), 1.0, 1.0, torch.tensor([5.0]))
+    assert rollout.returns.tolist() == [[1.0, 5.0], [1.0, 1.0]]

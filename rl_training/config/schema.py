@@ -39,7 +39,7 @@ class EnvConfig:
         None, "Worker processes of async, threads of envpool; null is one for each core, at most num_envs.", at_least=1
     )
     worker_timeout: float | None = option(
-        120.0, "Seconds after which a silent worker counts as hanging; null waits forever.", above=0
+        120.0, "Seconds after which a silent worker counts as hanging; null waits forever.", above=0, at_most=1e6
     )
     env_kwargs: dict[str, Any] = option({}, "Arguments for gymnasium.make: +env.env_kwargs.gravity=9.8.")
     wrappers: list[Any] = option(

@@ -1,6 +1,6 @@
 """What PPO collects between updates: `num_steps` vector steps of `num_envs` environments."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -119,6 +119,14 @@ class RolloutBuffer:
             for env in np.flatnonzero(truncated & ~terminated):
                 self.final_observations[t, int(env)] = next_observations[env]
         self.position += 1
+
+    def end_episodes(self, envs: Sequence[int], last_observations: NDArray[Any]) -> None:
+        """Cut the episodes of these environments after the newest step: they began anew."""
+        if self.position:
+            for env, observation in zip(envs, last_observations, strict=True):
+                if not self._rows["dones"][self.position - 1, env]:
+                    self._rows["dones"][self.position - 1, env] = 1.0
+                    self.final_observations[self.position - 1, env] = observation
 
     def check_finite(self, since: int) -> None:
         """Refuse NaN and infinity in what was collected since env step `since`, where this rollout began."""

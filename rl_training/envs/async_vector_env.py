@@ -311,7 +311,7 @@ def _how_it_ended(process: subprocess.Popen[bytes]) -> str:
         process.kill()
         return "it closed its pipe"
     if code < 0:
-        return f"{signal.Signals(-code).name}"
+        return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
     return f"exit code {code}"
 
 

@@ -94,15 +94,22 @@ def make_pool(config: EnvConfig, seeds: Sequence[int], *, frames: int = 1, num_t
         name = config.id.removeprefix("ALE/")  # EnvPool has the games under their own names
         known = envpool.list_all_envs()
         if name not in known:
-            suggestion = did_you_mean(name, known) or " Use env.vectorization=sync, or async if it is slow."
-            raise UserError(f"EnvPool has no {config.id}.{suggestion}")
+            raise UserError(
+                f"EnvPool has no {config.id}.{did_you_mean(name, known)} Use env.vectorization=sync, or async if it is "
+                "slow."
+            )
         settings = dict(config.env_kwargs)
+        if settings.get("episodic_life"):
+            raise UserError(
+                "env.env_kwargs.episodic_life=true does not go with env.vectorization=envpool: stacks of frames would "
+                "run from one life into the next. Leave it out."
+            )
         if _FRAMES in envpool.make_spec(name).config._fields:
             settings[_FRAMES] = frames
         elif frames > 1:
             raise UserError(
                 f"env.frame_stack={frames} does not go with env.vectorization=envpool and {config.id}. "
-                "Use env.vectorization=sync."
+                "Use env.vectorization=sync or async."
             )
         # EnvPool's seeds have 31 bits.
         limited = [seed & _LARGEST_SEED for seed in seeds]

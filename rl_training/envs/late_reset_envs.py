@@ -168,7 +168,7 @@ def check_vectorised(config: EnvConfig) -> None:
     if config.frame_stack > 1:
         raise UserError(
             f"env.frame_stack={config.frame_stack} does not go with env.vectorization=vector. "
-            "Use env.vectorization=sync."
+            "Use env.vectorization=sync or async."
         )
 
 

@@ -1,5 +1,6 @@
 """Running normalisation of observations and rewards; its statistics are part of the checkpoint."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,10 @@ class Normalizer:
             if valid.any():
                 self._returns.update(self._discounted_returns[valid])
             self._discounted_returns[ended] = 0.0
+
+    def end_episodes(self, envs: Sequence[int]) -> None:
+        """Let the returns of these environments begin anew."""
+        self._discounted_returns[list(envs)] = 0.0
 
     def observations(self, raw: NDArray[Any]) -> NDArray[Any]:
         """Scale and clip observations."""

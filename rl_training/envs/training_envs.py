@@ -58,6 +58,8 @@ class TrainingEnvs:
         self.vector_steps = 0
         self.restarted: list[int] = []
         """The environments that the last `load_state_dict` could not rebuild."""
+        self.abandoned_observations: NDArray[Any] = self.observations[:0]
+        """The last observations of those, in the episodes that they could not go on with."""
         self.inexact_reason: str | None = None
         """Why the last `load_state_dict` could not rebuild every environment, if it could not."""
         self._normalizing = config.env.normalize_observation or config.env.normalize_reward
@@ -102,11 +104,23 @@ class TrainingEnvs:
         purpose = f"env resumed at {self.vector_steps}"
         seeds = [derive_seed(self._config.seed, purpose, index) for index in range(self.num_envs)]
         restarted = self._envs.restore(state["environments"], self.observations, seeds, self.vector_steps)
+        self.abandoned_observations = self.observations[list(restarted)]
+        reasons: dict[str, list[int]] = {}
         for index, (reason, observation) in restarted.items():
             self.restarted.append(index)
             self.observations[index] = observation
-            self.inexact_reason = f"environment {index} started a new episode, because {reason}"
+            reasons.setdefault(reason, []).append(index)
+        if reasons:
+            self.inexact_reason = "; ".join(
+                f"{_named(indices)}, because {reason}" for reason, indices in reasons.items()
+            )
 
     def close(self) -> None:
         """Release the environments."""
         self._envs.close()
+
+
+def _named(indices: Sequence[int]) -> str:
+    if len(indices) == 1:
+        return f"environment {indices[0]} started a new episode"
+    return f"environments {', '.join(map(str, indices))} started new episodes"

@@ -92,7 +92,7 @@ def _named_wrapper(entry: Any, key: str) -> NamedWrapper:
             f"{key} must be a mapping with a name, as in {{name: time_limit, steps: 200}}, got {entry!r}."
         )
     name = entry["name"]
-    if name not in _REGISTRY:
+    if not isinstance(name, str) or name not in _REGISTRY:
         advice = did_you_mean(str(name), list(_REGISTRY)) or f" Choose from {', '.join(sorted(_REGISTRY))}."
         raise ConfigError(f"Unknown wrapper {key}.name={name}.{advice}")
     spec = _REGISTRY[name]

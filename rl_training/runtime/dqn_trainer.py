@@ -66,6 +66,7 @@ def train_dqn(
     ) as session:
         if not session.resumed:
             normalizer.update(envs.reset())
+        normalizer.end_episodes(envs.restarted)
         replay.end_episodes(envs.restarted)
         observations = envs.observations
 

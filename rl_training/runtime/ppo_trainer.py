@@ -62,6 +62,8 @@ def train_ppo(
     ) as session:
         if not session.resumed:
             normalizer.update(envs.reset())
+        normalizer.end_episodes(envs.restarted)
+        rollout.end_episodes(envs.restarted, normalizer.observations(envs.abandoned_observations))
         observations = normalizer.observations(envs.observations)
 
         while session.running:

@@ -17,7 +17,7 @@ from rl_training.envs.wrappers import named_wrappers
 from rl_training.runtime.system import cpu_name, package_version, write_durably
 
 METADATA_FILE = "metadata.json"
-_PACKAGES = ("gymnasium", "numpy", "hydra-core", "omegaconf", "mujoco", "Box2D", "ale-py")
+_PACKAGES = ("gymnasium", "numpy", "hydra-core", "omegaconf", "mujoco", "Box2D", "ale-py", "envpool")
 
 
 def new_run_card(run_dir: Path, config: TrainConfig, device: torch.device) -> None:

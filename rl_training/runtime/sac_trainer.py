@@ -61,6 +61,7 @@ def train_sac(
     ) as session:
         if not session.resumed:
             normalizer.update(envs.reset())
+        normalizer.end_episodes(envs.restarted)
         replay.end_episodes(envs.restarted)
         observations = envs.observations
 
