@@ -154,7 +154,7 @@ def test_the_run_card_says_what_runs_where(run):
     assert card["rl_training"] == rl_training.__version__
     assert card["packages"]["torch"] == torch.__version__
     assert card["packages"]["numpy"] == np.__version__
-    simulators = {"mujoco", "Box2D", "ale-py"}
+    simulators = {"mujoco", "Box2D", "ale-py", "envpool"}
     assert set(card["packages"]) == {"torch", "gymnasium", "numpy", "hydra-core", "omegaconf", *simulators}
     assert card["wrappers"] == []
     assert isinstance(card["command"], list)
